@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.compare.compare import compare
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.api.gate.judgement import judge
 from mismatchctl.api.gate.rules import parse_rules
@@ -283,10 +284,11 @@ def test_summary_finding_and_diagnosis_state_the_same_growth(moe: Result) -> Non
 
 @pytest.mark.slow
 def test_all_commands_and_formats_state_the_same_growth(moe: Result) -> None:
-    """The texts come from the gate, watch, the terminal, Markdown and the page."""
+    """The texts come from the gate, compare, watch, the terminal, Markdown and the page."""
     growth = get_summary(moe.runs["moe"]).growth
     verdict = judge(moe, parse_rules("k3:max=0.1"))
     assert verdict.growth == {"moe": growth}
+    assert [side.growth for side in compare([MOE, MOE]).sides] == [growth, growth]
     watched = Snapshot(moe, (), frozenset(), ("moe",), None, ())
     (line,) = format_answers(watched, watched.answered)
     assert f"grew {format_number(growth.factor)}x since step {growth.onset}" in line

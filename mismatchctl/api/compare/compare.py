@@ -25,7 +25,7 @@ from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.results.growth import Label
 from mismatchctl.results.model import Breakdown, Groups, Result, RunResult, Value, storage_types
 from mismatchctl.results.reader import is_result, read_result
-from mismatchctl.results.summary import prompt_notes, skipped_data_notes
+from mismatchctl.results.summary import fit_run_growth, prompt_notes, skipped_data_notes
 from mismatchctl.stats.comparison import Allowance, compare_samples, find_layers, linear_statistic
 from mismatchctl.stats.resampling import SampleExchange, adjust_fdr, adjust_holm, percentile_interval, resample_metrics
 from mismatchctl.stats.samples import (
@@ -151,6 +151,7 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> model.Side:
         clusters_by=source.run.clusters.by,
         clusters=len(sample),
         metrics=source.run.overall.metrics,
+        growth=fit_run_growth(source.run),
         distribution=source.run.distribution,
         breakdowns=source.run.breakdowns,
     )

@@ -14,7 +14,7 @@ from mismatchctl.core.formatting import INTERVAL_LEVEL, format_count, format_lab
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
 from mismatchctl.io import __version__
-from mismatchctl.results.growth import Label
+from mismatchctl.results.growth import Growth, Label
 from mismatchctl.results.model import Breakdown, Distribution, Value
 from mismatchctl.results.summary import Status, percent
 from mismatchctl.results.views import (
@@ -42,7 +42,7 @@ ValuePair = tuple[float | None, float | None]
 
 
 class Side(FiniteModel):
-    """One of the two compared runs."""
+    """One of the compared runs. `growth` is the growth of K3 over its steps."""
 
     name: str
     source: str
@@ -50,6 +50,7 @@ class Side(FiniteModel):
     clusters_by: str
     clusters: int
     metrics: dict[str, Value]
+    growth: Growth
     distribution: Distribution
     breakdowns: dict[str, Breakdown]
 

@@ -93,6 +93,7 @@ def _answer_rows(comparison: api.Comparison) -> list[tuple[str, str]]:
     rows = [("runs", f"{contrast.other} compared with {comparison.reference.name}, {contrast.paired}")]
     rows += [("why", reason) for reason in api.describe_doubt(contrast)]
     rows += [("where", text) for text in [*api.describe_carriers(contrast)][:2] if api.k3_change(contrast).significant]
+    rows += [("trend", f"{side.name}: K3 {side.growth.text}") for side in comparison.sides if side.growth.changed]
     return rows
 
 
