@@ -45,7 +45,7 @@ def compare(folder: Path) -> tuple[int, int, float]:
     points = {
         (study.name, point): correction.model_copy(update={"name": f"{study.name} {point}"})
         for study in chosen
-        for point, correction in enumerate(study.corrections)
+        for point, correction in enumerate(map(study.correction_at, range(len(study.points))))
     }
     found, truth = sweep([str(folder)], chosen), analyze([str(folder)], list(points.values()))
     (run,) = truth.runs.values()

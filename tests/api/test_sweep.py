@@ -85,7 +85,7 @@ def test_points_are_the_product_of_axes() -> None:
     axes = [ThresholdAxis.parse("weight.clip.1", "1.1,4"), ThresholdAxis.parse("gates.0.keep", "1.01:1.04:2:log")]
     (study,) = make_studies([find_preset("miles-moe-2-veto")], axes)
     assert study.points == ((1.1, 1.01), (1.1, 1.04), (4.0, 1.01), (4.0, 1.04))
-    last = study.corrections[-1]
+    last = study.correction_at(len(study.points) - 1)
     assert last.weight is not None and last.weight.clip == (0.5, 4.0)
     assert last.gates[0].keep == (1 / 1.04, 1.04) and last.gates[1:] == find_preset("miles-moe-2-veto").gates[1:]
     (family,) = group_families(study.grid)

@@ -52,7 +52,7 @@ def brute_force(paths: Sequence[str], studies: Sequence[Study], by: Sequence[str
     named = {
         f"{study.name}-{point}": correction.model_copy(update={"name": f"{study.name}-{point}"})
         for study in studies
-        for point, correction in enumerate(study.corrections)
+        for point, correction in enumerate(map(study.correction_at, range(len(study.points))))
     }
     return analyze(paths, list(named.values()), by=by, threads=1)
 

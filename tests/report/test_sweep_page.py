@@ -139,9 +139,9 @@ def test_configurations_are_read_back_as_their_point(page: str) -> None:
         assert configs["names"][0] == "mismatchctl"
         assert [name.partition("@")[0] for name in configs["names"][1:4]] == ["verl", "slime", "miles"]
         assert len(configs["names"]) == 1 + sum(
-            bool(one.load("").native(study.corrections[0])[0]) for one in load_adapters()
+            bool(one.load("").native(study.correction_at(0))[0]) for one in load_adapters()
         )
-        for point, correction in enumerate(study.corrections):
+        for point, correction in enumerate(map(study.correction_at, range(len(study.points)))):
             own, verl, slime, *_ = (
                 "\n".join(configs["lines"][line] for line in lines) for lines in configs["points"][str(point)]
             )

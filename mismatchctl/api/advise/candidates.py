@@ -445,11 +445,7 @@ class GradientReference:
         return cls(gradients, gradients @ gradients.T)
 
     def inner_products(self, gradients: Float64s) -> GradientProducts:
-        """Return the inner products of a correction's gradients.
-
-        To avoid rounding errors, the products are computed from the small difference to the reference.
-        """
-        difference = gradients - self.gradients
+        difference = gradients - self.gradients  # small, which avoids rounding errors
         apart, across = difference @ difference.T, difference @ self.gradients.T
         own = apart + across + across.T + self.squares
         return GradientProducts(own, across + self.squares, apart, self.squares)
@@ -483,10 +479,9 @@ class Surrogate:
         self._others = self._alternatives.sum(axis=1, keepdims=True) - self._alternatives
 
     def gradients(self, applied: CorrectedSample) -> Float64s:
-        """Return the gradient of each batch [batches, features], divided by the loss scale of the correction.
+        """Return the sum of weight x advantage x score of each batch [batches, features].
 
-        The gradient is the sum of weight x advantage x score, divided by the number of tokens in the denominator of the
-        loss.
+        The sum is divided by the tokens in the denominator of the loss, and by the loss scale of the correction.
         """
         scale = applied.loss_scale
         terms = applied.weights / (scale if scale > 0 else 1.0) * self._coefficient

@@ -290,7 +290,7 @@ def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedS
 
 def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) -> None:
     result.provenance.log = log.path
-    if replays and (offset := replays[0].log_step_offset):
+    if replays and (offset := replays[0].framework.log_step_offset):
         runs = [(run.groups.labels, values) for run in result.runs.values() for values in run.logged.values()]
         aligned = align_steps(log, runs, offset)
         if aligned is not log:

@@ -437,7 +437,7 @@ class LoggedSteps:
     """Logged values of one framework by run, step and correction, and the reasons why others are unavailable."""
 
     def __init__(self, framework: Framework, corrections: Iterable[Correction], options: ReplayOptions) -> None:
-        self._framework, self.options = framework, options
+        self.framework, self.options = framework, options
         self._corrections = list(corrections)
         self._open: dict[StepKey, list[pa.Table]] = {}
         self._logged: dict[StepKey, dict[str, dict[str, float]]] = {}
@@ -460,13 +460,8 @@ class LoggedSteps:
     def finish(self) -> None:
         self.close(lambda run, step: False)
 
-    @property
-    def log_step_offset(self) -> int:
-        """Return the difference between the framework's step number in a log and the step number in the dump."""
-        return self._framework.log_step_offset
-
     def _replay(self, table: pa.Table, correction: Correction) -> dict[str, float]:
-        options, framework = self.options, self._framework
+        options, framework = self.options, self.framework
         try:
             logged = framework.replay(table, correction, options).logged
             unavailable = framework.unavailable_names(correction, table.column_names)

@@ -118,10 +118,6 @@ class Study:
     def correction_at(self, point: int) -> Correction:
         return self.grid.correction(point)
 
-    @property
-    def corrections(self) -> tuple[Correction, ...]:
-        return tuple(map(self.correction_at, range(len(self.points))))
-
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
         """Return the correction for each value of the rule at a field, and the index of the value at each point [P]."""
         found, places = self._variants[_rule_of(path)]
