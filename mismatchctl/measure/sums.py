@@ -93,20 +93,16 @@ MAX_ROWS = 2 * BUCKETS
 """Maximum rows (cell and bucket) of the kernels' tables, so that they fit the cache with the tokens."""
 
 
-def _empty_places() -> Ints:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True)
 class Histogram:
     """Sums over tokens by bin, without empty bins."""
 
     # bucket * MAGNITUDE_BINS + magnitude bin with a token [N], ascending
-    places: Ints = field(default_factory=_empty_places)
-    tokens: NDArray[np.int64] = field(default_factory=_empty_places)  # token count [N]
-    bins: Ints = field(default_factory=_empty_places)  # signed bins with a token [B], ascending
-    counts: NDArray[np.int64] = field(default_factory=_empty_places)  # token count [B]
-    k3: Float64s = field(default_factory=lambda: np.zeros(0))  # sum of K3 [B]
+    places: Ints
+    tokens: NDArray[np.int64]  # token count [N]
+    bins: Ints  # signed bins with a token [B], ascending
+    counts: NDArray[np.int64]  # token count [B]
+    k3: Float64s  # sum of K3 [B]
 
     def __add__(self, other: Histogram) -> Histogram:
         return Histogram.combine([self, other])
@@ -253,6 +249,9 @@ class CellSums:
 
     def fold(self, cap: int) -> CellSums:
         return CellSums(self.table.fold(cap), self.pairs)
+
+    def fold_across_scopes(self, cap: int, by_prompt: bool) -> CellSums:
+        return CellSums(self.table.fold_across_scopes(cap, by_prompt=by_prompt), self.pairs)
 
     def merge_scopes(self) -> CellSums:
         return CellSums(self.table.merge_scopes(), self.pairs)

@@ -121,7 +121,8 @@ def test_histograms_are_added(size: int) -> None:
                 expected[place] += value
         np.testing.assert_array_equal(getattr(both, where), np.flatnonzero(expected))
         np.testing.assert_array_equal(getattr(both, what), expected[getattr(both, where)])
-    assert (one + Histogram()).places is one.places
+    nothing, zeros = np.zeros(0, np.int64), np.zeros(0)
+    assert (one + Histogram(nothing, nothing, nothing, nothing, zeros)).places is one.places
 
 
 def test_histograms_count_tokens_by_bucket_and_bin() -> None:

@@ -166,12 +166,12 @@ class _BinnedPoints:
             low, high = thresholds.sides(measured)
             passes = self._wide(~(low | high), axis)
             flags = passes if flags is None else flags & passes
-            self._note(axis, low * self.segments.sizes[:, None], high * self.segments.sizes[:, None])
+            gate, sizes = self.family.order[axis - 1], self.segments.sizes[:, None]
+            self.rejected |= {
+                (gate, "low"): self._wide(low * sizes, axis),
+                (gate, "high"): self._wide(high * sizes, axis),
+            }
         return None if flags is None or flags.all() else flags.astype(np.float64)
-
-    def _note(self, axis: int, low: NDArray[Any], high: NDArray[Any]) -> None:
-        gate = self.family.order[axis - 1]
-        self.rejected |= {(gate, "low"): self._wide(low, axis), (gate, "high"): self._wide(high, axis)}
 
     def _kept_tokens(self) -> Arrays:
         """Sum over the tokens that gates on tokens keep, with a single weight [S, variants of gates on tokens ...]."""

@@ -519,8 +519,12 @@ def group_families(grid: CorrectionGrid) -> tuple[CorrectionFamily, ...]:
     for number, first in enumerate(firsts.tolist()):
         points = np.flatnonzero(inverse.reshape(-1) == number)
         alike += [points] if _can_be_binned(grid.correction(first)) else np.split(points, len(points))
-    made = [_build_family(grid, points) for points in sorted(alike, key=lambda points: int(points[0]))]
-    return tuple(part for family in made for part in _split_large_family(family, grid))
+    families: list[CorrectionFamily] = []
+    for points in sorted(alike, key=lambda points: int(points[0])):
+        family = _build_family(grid, points)
+        too_large = family.is_binned and family.cells > _MOST_CELLS
+        families += [_build_family(grid, point) for point in np.split(points, len(points))] if too_large else [family]
+    return tuple(families)
 
 
 def _number(keys: Sequence[Hashable]) -> Ints:
@@ -541,13 +545,6 @@ def _build_family(grid: CorrectionGrid, points: Ints) -> CorrectionFamily:
     shape = (len(weights), *(len(gates[gate]) for gate in order))
     flat = np.ravel_multi_index((weight_places, *(of_gates[gate][1] for gate in order)), shape)
     return CorrectionFamily(weights, gates, tuple(order), points, flat, first)
-
-
-def _split_large_family(family: CorrectionFamily, grid: CorrectionGrid) -> list[CorrectionFamily]:
-    """Return the family, or its points one by one if there would be too many bins."""
-    if not family.is_binned or family.cells <= _MOST_CELLS:
-        return [family]
-    return [_build_family(grid, point) for point in np.split(family.points, len(family.points))]
 
 
 def _weight_kind(weight: Weight | None) -> Hashable:

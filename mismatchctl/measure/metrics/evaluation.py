@@ -519,14 +519,11 @@ class Accumulator(GroupMerger[CellSums]):
             prompts = totals.prompts.setdefault(key, PromptCounter())
             cells = [self._count_prompts(cell, prompts) for cell in cells]
         merged = merge_groups(cells, salts)
-        if key in totals.closed:
-            total = totals.closed[key]
-            across = not total.table.scopes.any()  # a folded table stays folded, so that equal clusters share a row
-            table = merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt) if across else merged.table
-            merged = total + CellSums(table, merged.pairs)
-        if len(merged.table) > cap:
-            merged = CellSums(merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt), merged.pairs)
-        totals.closed[key] = merged
+        if (total := totals.closed.get(key)) is not None:
+            # A folded table stays folded, so that equal clusters share a row.
+            merged = total + (merged if total.table.scopes.any() else merged.fold_across_scopes(cap, plan.by_prompt))
+        too_large = len(merged.table) > cap
+        totals.closed[key] = merged.fold_across_scopes(cap, plan.by_prompt) if too_large else merged
 
     def _count_prompts(self, cell: CellSums, prompts: PromptCounter) -> CellSums:
         """Replace the number of clusters in a step by the number of prompts that were not in earlier steps."""
