@@ -337,7 +337,8 @@ class _PageBuilder:
     def _trend_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart]:
         if not self.brief:
             keys = [key for key in MAIN_METRICS if key in run.overall.metrics]
-            yield replace(run_tables.metric_table({"": run}, keys), caption="", reach=doc.TERMINAL_AND_PAGE)
+            main = run_tables.metric_table({"": run}, keys)
+            yield replace(main, caption="", title="Main metrics", reach=doc.TERMINAL_AND_PAGE)
         yield self.draw(index, "trends", after=not self.several)
         lead = (
             "The update moves the current policy away from the trainer's recomputation. PPO's ratio measures "

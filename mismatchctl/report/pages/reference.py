@@ -109,9 +109,13 @@ def presets_document(found: Mapping[str, Preset]) -> doc.Document:
 def methods_document(found: Mapping[str, Preset]) -> doc.Document:
     name, *keys = TRAIT_TITLES
     groups = [(name, *keys[start : start + _SHOWN_TRAITS]) for start in range(0, len(keys), _SHOWN_TRAITS)]
-    rows = list_traits(found)
+    rows, title = list_traits(found), "Effect, cost and assumptions of each preset"
     tables = (
-        _table("", [TRAIT_TITLES[key] for key in group], [[row[key] for key in group] for row in rows])
+        _table(
+            title if group is groups[0] else "",
+            [TRAIT_TITLES[key] for key in group],
+            [[row[key] for key in group] for row in rows],
+        )
         for group in groups
     )
     return _make_document(*tables)
