@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -487,6 +487,8 @@ FLOAT32_TOLERANCE = 2e-6
 """Relative difference that float32 sums in trainers may have, regardless of the order of summation."""
 REPLAY_SPREAD = 2.0
 """The difference to the log may be this multiple of the difference between the float32 and the float64 replay."""
+FLOAT64_TOLERANCE = 1e-9
+"""Relative difference that float64 sums may have."""
 METRIC_TOLERANCE = 1e-8
 """Relative rounding error of a step's metric."""
 _FLOAT32_EPSILON = 2.0**-24
@@ -526,13 +528,16 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
     """Compare one run under one correction with its log. `rounded` is computed at another float precision."""
-    found = {
-        name: _compare_name(log, labels, _spellings(name), values, rounded.get(name, values))
+    pairs = {
+        name: list(_logged_pairs(log, labels, _spellings(name), values, rounded.get(name, values)))
         for name, values in replayed.items()
     }
+    # a log computed in float64 has digits that float32 would not reproduce
+    telling = [one for each in pairs.values() for one in each if not one.is_near(one.rounded)]
+    exact = 2 * sum(one.is_near(one.log) for one in telling) > len(telling)
     return LogComparison(
-        names={name: worst for name, worst in found.items() if worst is not None},
-        missing=[name for name, worst in found.items() if worst is None],
+        names={name: _worst_agreement(found, exact) for name, found in pairs.items() if found},
+        missing=[name for name, found in pairs.items() if not found],
     )
 
 
@@ -560,36 +565,53 @@ def compare_metrics(
     for name, key in called.items():
         values = metrics.get(key, [None] * len(labels))
         rounded = [None if value is None else value + _FLOAT32_EPSILON * (1 + abs(value)) for value in values]
-        worst = _compare_name(log, labels, [name], values, rounded, METRIC_TOLERANCE)
-        if worst is not None:
-            found[name] = worst
+        if pairs := list(_logged_pairs(log, labels, [name], values, rounded, METRIC_TOLERANCE)):
+            found[name] = _worst_agreement(pairs, exact=False)
     return MetricLogComparison(names=found, metrics={name: called[name] for name in found}) if found else None
 
 
-def _compare_name(
+class _LoggedPair(NamedTuple):
+    """One value of a log at one step, and the values that are computed at two precisions."""
+
+    step: str
+    dump: float
+    rounded: float
+    log: float
+    unit: float  # one unit of the last printed digit
+
+    @property
+    def size(self) -> float:
+        return max(abs(self.dump), abs(self.log)) or 1.0
+
+    def is_near(self, value: float) -> bool:
+        return abs(value - self.dump) <= FLOAT64_TOLERANCE * self.size
+
+    def judge(self, exact: bool) -> Agreement:
+        near, rounding = (self.dump, FLOAT64_TOLERANCE) if exact else (self.rounded, FLOAT32_TOLERANCE)
+        apart = abs(self.log - self.dump)
+        allowed = REPLAY_SPREAD * abs(near - self.dump) + rounding * self.size + self.unit / 2
+        return Agreement(
+            steps=1, difference=apart / self.size, allowed=min(allowed / self.size, 1.0), step=self.step,
+            dump=self.dump, log=self.log, agrees=min(apart, abs(self.log - near)) <= allowed,
+        )  # fmt: skip
+
+
+def _logged_pairs(
     log: RunLog, labels: Sequence[Any], spellings: Sequence[str], values: Sequence[float | None],
     rounded: Sequence[float | None], tolerance: float = 0.0,
-) -> Agreement | None:  # fmt: skip
-    """Compare a name at each step with a computed and a logged value, and return the worst agreement."""
-    judged = []
+) -> Iterator[_LoggedPair]:  # fmt: skip
+    """Yield the values of a name at each step with a computed and a logged value."""
     for label, value, other in zip(labels, values, rounded, strict=True):
         step = step_label(label)
         row = log.rows.get(step, {})
         called = next((spelling for spelling in spellings if spelling in row), None)
-        if value is None or called is None:
-            continue
-        logged, near = float(row[called]), value if other is None else other
-        size = max(abs(value), abs(logged)) or 1.0
-        unit = log.digits[called].unit(row[called]) + tolerance * abs(value)
-        allowed = REPLAY_SPREAD * abs(near - value) + FLOAT32_TOLERANCE * size + unit / 2
-        judged.append(
-            Agreement(
-                steps=1, difference=abs(logged - value) / size, allowed=min(allowed / size, 1.0), step=step,
-                dump=value, log=logged, agrees=min(abs(logged - value), abs(logged - near)) <= allowed,
-            )
-        )  # fmt: skip
-    if not judged:
-        return None
+        if value is not None and called is not None:
+            unit = log.digits[called].unit(row[called]) + tolerance * abs(value)
+            yield _LoggedPair(step, value, value if other is None else other, float(row[called]), unit)
+
+
+def _worst_agreement(pairs: Sequence[_LoggedPair], exact: bool) -> Agreement:
+    judged = [pair.judge(exact) for pair in pairs]
     worst = max(judged, key=lambda each: (not each.agrees, each.difference))
     return worst.model_copy(update={"steps": len(judged)})
 
