@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -159,8 +161,33 @@ def publish(text: str, page: Path | None, name: str = Path(sys.argv[0]).stem) ->
         replace_section(text, page, f"<!-- {name} -->", f"<!-- end of {name} -->")
 
 
+def wrap_prose(text: str) -> str:
+    """Wrap the paragraphs and list items of a Markdown text at 120 characters. Code spans stay in one line."""
+    lines: list[str] = []
+    paragraph = ""
+
+    def end_paragraph() -> None:
+        indent = "  " if paragraph.startswith("- ") else ""
+        joined = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), paragraph)
+        wrapped = textwrap.wrap(joined, 120, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
+        lines.extend(line.replace("\0", " ") for line in wrapped)
+
+    for line in text.split("\n"):
+        fixed = line[:1] in ("", "|", "#", "<")
+        if fixed or line.startswith("- "):
+            end_paragraph()
+            paragraph = ""
+        if fixed:
+            lines.append(line)
+        else:
+            paragraph += f" {line.strip()}" if paragraph else line
+    end_paragraph()
+    return "\n".join(lines)
+
+
 def replace_section(text: str, page: Path | None, begin: str, end: str) -> None:
     """Print a text, and write it between two markers of a page if a page is given."""
+    text = wrap_prose(text)
     print(text, flush=True)
     if page is None:
         return

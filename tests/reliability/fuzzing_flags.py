@@ -41,7 +41,7 @@ NUMBERS = (
     ("advise", "--threads"), ("analyze", "--threads"), ("analyze", "--micro-batch-size"), ("advise", "--batch"),
     ("advise", "--min-ess"), ("advise", "--max-rejection"), ("sweep", "--target-ess"), ("sweep", "--batch"),
     ("sweep", "--at-length"), ("sweep", "--target-rejection"), ("sweep", "--geo"), ("gate", "--level"),
-    ("gate", "--last"), ("gate", "--max-skipped"), ("watch", "--until-idle"),
+    ("gate", "--max-skipped"), ("watch", "--until-idle"),
 )  # fmt: skip
 """Commands and their options with numbers, times and shares."""
 PLACES = (
