@@ -103,6 +103,8 @@ VERL = [
     ("c2", "rollout_token_veto_threshold: 1.0e-4", "info", "rollout_token_veto_threshold", ["not its probability"]),
     ("c2", "rollout_token_veto_threshold: '1e-4'", "error", "rollout_token_veto_threshold", ["quotes", "TypeError"]),
     ("c2", "rollout_token_veto_threshold: 0", "error", "rollout_token_veto_threshold", ["must be positive"]),
+    ("c2", "rollout_correction: {bypass_mode: true}\ntrainer: {use_v1: true}", "info", "rollout_correction.rollout_is",
+     ['"sequence"']),
     ("c2", "bypass_mode: true\nrollout_is: token", "warning", "rollout_is", ["exactly 1"]),
     ("c2", "bypass_mode: true\nrollout_rs: token\nrollout_rs_threshold: 2.0", "error", "rollout_rs", ["rejected"]),
     ("c2", "use_policy_gradient: true", "error", "use_policy_gradient", ["without bypass_mode"]),

@@ -60,6 +60,11 @@ def written(folder: Path, data: Any, name: str = "mine.yaml") -> Path:
             {"actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": -1}}, "algorithm": FLAT},
             "verl@2025-10",
         ),
+        (
+            {"algorithm": {"rollout_correction": {"rollout_is_treshold": 2.0}, "rollout_is_level": "token"}},
+            "verl@2026-08",
+        ),
+        ({"algorithm": {"rollout_correction": "none"}}, "verl@2026-08"),
         ({"algorithm": {"gamma": 1.0}}, None),
         ({"weight": {"level": "token"}}, None),
         ({}, None),

@@ -654,10 +654,12 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     effect, the newest version that accepts the keys, the newest version.
     """
     native = with_rllm(native)
-    ranks = {version.name: _rank_version(native, version) for version in reversed(VERSIONS)}
     outer = find_value(native, "algorithm")
+    nested = BLOCK in (outer if isinstance(outer, Mapping) else native)
+    versions = [version for version in reversed(VERSIONS) if not nested or version.dialect != "flat"]
+    ranks = {version.name: _rank_version(native, version) for version in versions}
     best = max(ranks, key=lambda name: ranks[name])  # the first of several is the newest
-    if ranks[best][0] or BLOCK in (outer if isinstance(outer, Mapping) else native):
+    if ranks[best][0] or nested:
         return best
     elsewhere = isinstance(find_value(native, *ACTOR_BLOCK), Mapping) or find_value(native, *ACTOR_CAP) is not None
     return VERSIONS[-1].name if elsewhere else None
