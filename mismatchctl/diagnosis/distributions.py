@@ -290,29 +290,35 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
         return TemperatureFit(case, *read)
     if same is not None and same[2] > SAME_SURE_EXPLAINED:
         return TemperatureFit(case, 1 / same[0], _invert(same[1]))
-    fitted = None if "truncated_sampling" in case.explained else _fit_case(case)
-    if fitted is None:
-        return None
-    temperature = 1 / fitted.exponent
-    known = TemperatureFit(
-        case, temperature, _invert(fitted.interval), *_measure_steepness(case, temperature),
-        fitted.misfit, fitted.misfit_z, fitted.impossible, small=case.noise < 0.044, listed=False,
-    )  # fmt: skip
-    if known.fits:
-        return known
+    truncated = "truncated_sampling" in case.explained
+    fitted = None if truncated else _fit_case(case)
+    known = TemperatureFit(case, 1.0, None, small=case.noise < 0.044, listed=False)
+    if fitted is not None:
+        known = replace(
+            known, interval=_invert(fitted.interval), misfit=fitted.misfit, misfit_z=fitted.misfit_z,
+            impossible=fitted.impossible,
+        )  # fmt: skip
+        known = _at_temperature(known, 1 / fitted.exponent)
+        if known.fits:
+            return known
     likely, likely_z, unlikely, unlikely_z = case.coherence
-    colder = likely < 0
-    if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4 or (fitted.exponent > 1) != colder:
+    if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4:
         return None
-    if abs(likely) < 0.75 or abs(unlikely) < 0.6:
+    if abs(likely) < 0.75 or abs(unlikely) < (0.4 if truncated else 0.6):
         return None
-    sure, interval = min(abs(likely), abs(unlikely)) > 0.85, known.interval
+    sure, colder, interval = min(abs(likely), abs(unlikely)) > 0.85, likely < 0, known.interval
     if not sure and case.drift_correlation[0] > 0.45:
         return None  # learning sharpens a policy, which resembles a temperature
-    if interval is not None:  # the direction of the temperature is known
+    if fitted is None or (fitted.exponent > 1) != colder:
+        interval, exponents = None, _exponents(case)
+        estimate = 1 / float(np.quantile(exponents, 0.99 if colder else 0.01)) if len(exponents) >= 20 else 0.0
+        if estimate <= 0:
+            return None  # few unlikely tokens, or likely tokens on one side are unlikely on the other
+        known = _at_temperature(known, estimate)
+    elif interval is not None:  # the direction of the temperature is known
         interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
     certain = float((case.t > -0.5).mean()) > 0.1
-    return replace(known, interval=interval, certain=certain, sure=sure)
+    return replace(known, interval=interval, certain=certain, sure=sure and not truncated)
 
 
 def _invert(interval: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -342,17 +348,28 @@ def _fit_case(case: Case) -> PowerFit | None:
     )
 
 
-def _measure_steepness(case: Case, temperature: float) -> tuple[float, float]:
-    """Return the slope of r by t of unlikely tokens (1 for the temperature's slope) and its standard error."""
+def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit:
+    """Set the temperature, and measure the slope of r by t of unlikely tokens (1: as expected) and its error."""
+    case, expected = found.case, 1 / temperature - 1
     chosen = (case.t < _TAIL_RANGE[1]) & (case.t > _TAIL_RANGE[0])
-    t, r, expected = case.t[chosen], case.r[chosen], 1 / temperature - 1
+    t, r = case.t[chosen], case.r[chosen]
     if len(t) < 10 or t.std() == 0 or expected == 0:
-        return 0.0, math.inf
+        return replace(found, temperature=temperature, steepness=0.0, steepness_error=math.inf)
     across = t - t.mean()
     spread = float(across @ across)
     slope = float(across @ r) / spread
-    error = float(np.sqrt(np.mean((r - r.mean() - slope * across) ** 2) / spread))
-    return (slope - 1) / expected, error / abs(expected)
+    error = float(np.sqrt(np.mean((r - r.mean() - slope * across) ** 2) / spread)) / abs(expected)
+    return replace(found, temperature=temperature, steepness=(slope - 1) / expected, steepness_error=error)
+
+
+def _exponents(case: Case) -> Float64s:
+    """Return bounds of the exponent b in rollout ~ train^b from unlikely tokens: logit(rollout) / logit(train).
+
+    A bound is exact if all other mass is on one token, and closer to 1 otherwise. The largest bounds are the estimate.
+    A truncation moves these bounds little, unlike the mean ratio of `fit_power`.
+    """
+    p, q = case.t[case.rare], np.minimum(case.r[case.rare], -1e-9)
+    return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
 
 
 SAME_SURE_EXPLAINED = 0.95

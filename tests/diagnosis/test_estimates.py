@@ -102,6 +102,24 @@ def test_min_p_is_not_called_top_p(least: float, tmp_path: Path) -> None:
     assert not {"top_p", "top_k"} & {fact.name for fact in first.evidence}
 
 
+@pytest.mark.parametrize(
+    ("temperature", "setting", "vocabulary", "certainty"),
+    [(0.7, {"top_p": 0.9}, 64, 2.0), (1.4, {"top_p": 0.9}, 256, 4.0), (1.4, {"top_k": 12}, 256, 4.0)],
+)
+def test_a_temperature_is_found_next_to_a_truncation(
+    temperature: float, setting: dict[str, float], vocabulary: int, certainty: float, tmp_path: Path
+) -> None:
+    """Without token ids, no contexts are known to be equal."""
+    process = models.sampler(temperature=temperature, **setting)  # type: ignore[arg-type]
+    setup = models.Setup(rows=96, longest=80, process=process, noise=(0.01, 0.0))
+    dump = models.sampled(models.Model.of(51, vocabulary, certainty), 51, setup)
+    del dump.tokens["token_ids"], dump.tokens["entropy"]
+    (findings,) = diagnose([str(dump.write(tmp_path / "dump.parquet"))]).runs.values()
+    value = reported(findings[0], "temperature").value
+    assert (findings[0].cause, findings[0].confidence != "low") == ("temperature", True)
+    assert isinstance(value, float) and abs(np.log(value)) > 0.05 and (value < 1) == (temperature < 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.8), (0.6, 0.95), (0.85, 0.9)])
 @pytest.mark.parametrize(("vocabulary", "certainty"), [(64, 2.0), (256, 4.0), (512, 9.0), (1024, 5.0)])
