@@ -186,9 +186,17 @@ def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup
     means, tokens = np.sqrt(_mean_squares(table)), table[:, 0]
     return [
         SidesGroup(label=str(known[at]), tokens=int(tokens[at]), rollout_rms=means[at, 0], train_rms=means[at, 1])
-        for at in sorted(range(len(known)), key=lambda at: natural_key(str(known[at])))
+        for at in sorted(range(len(known)), key=lambda at: _label_key(str(known[at])))
         if tokens[at]
     ]
+
+
+def _label_key(label: str) -> tuple[Any, ...]:
+    """Return a sort key: numbers by value, and other labels after them."""
+    try:
+        return 0, float(label)
+    except ValueError:
+        return 1, natural_key(label)
 
 
 def _measure_bands(terms: _ErrorSums, values: NDArray[Any], ends: Sequence[float]) -> list[SidesGroup]:

@@ -158,6 +158,14 @@ def with_reference(path: Path, place: Path, values: Any) -> Path:
     return place
 
 
+@pytest.mark.parametrize("labels", [["-10", "-2", "3", "20"], ["0.25", "0.5", "1.5", "2"], ["2", "10", "w2", "w10"]])
+def test_groups_are_in_the_order_of_their_numbers(labels: list[str], tmp_path: Path) -> None:
+    table = pq.read_table(NOISY)
+    steps = pa.array([labels[-1 - row % 4] for row in range(len(table))])
+    pq.write_table(table.set_column(table.schema.get_field_index("step"), "step", steps), tmp_path / "d.parquet")
+    assert [group.label for group in sides_of(tmp_path).groups["step"]] == labels
+
+
 def test_faulty_references_are_a_finding(tmp_path: Path) -> None:
     """The sides still agree, and the reference is shifted by one token."""
     shifted = with_reference(DUMPS / "moe_noise_both_bf16", tmp_path, lambda values: np.roll(values, 1))
