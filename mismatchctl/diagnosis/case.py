@@ -531,6 +531,8 @@ def is_placeholder(value: float) -> bool:
 
 def quantile_bins(values: NDArray[Any], number: int) -> Ints:
     """Return the bin of each value. All bins have about the same number of values."""
+    if not len(values):
+        return np.zeros(0, np.int64)
     return np.searchsorted(np.quantile(values, np.linspace(0, 1, number + 1)[1:-1]), values)
 
 

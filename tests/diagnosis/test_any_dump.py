@@ -97,3 +97,12 @@ def test_long_format_and_other_float_types_can_be_diagnosed(kind: str, tmp_path:
     pq.write_table(table, tmp_path / "long.parquet", row_group_size=100)
     first = diagnosed(tmp_path)[0]
     assert first.cause == ("low_precision_logging" if kind == "float16" else "numerical_noise")
+
+
+def test_rows_of_one_number_each_can_be_diagnosed(tmp_path: Path) -> None:
+    """They look like running sums and a truncation, which together explain every token."""
+    train = -np.random.default_rng(0).exponential(1.5, (8, 120))
+    rollout = np.repeat(-75.0 - 3 * np.arange(8)[:, None], 120, axis=1)
+    table = pa.table({"rollout_log_probs": rollout.tolist(), "train_log_probs": train.tolist()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert "cumulative" in {finding.cause for finding in diagnosed(tmp_path)}
