@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -145,6 +146,27 @@ def test_contributions_match_hand_calculation() -> None:
 
 
 counts = hnp.arrays(np.float64, 5, elements=st.integers(0, 1000)).filter(lambda values: bool(values.sum()))
+
+
+def test_errors_of_contributions_match_resampled_sequences(tmp_path: Path) -> None:
+    """The errors contain both parts of a change: K3 of a step, and its share of the tokens."""
+    draw, files, sides = np.random.default_rng(5), [], []
+    for name, noise in (("before", 0.02), ("after", 0.05)):
+        steps = np.repeat([0, 1, 2], 40)
+        blocks = [draw.normal(0, noise * draw.uniform(0.5, 2), draw.integers(4, 60)) for _ in steps]
+        rollout = [-draw.exponential(1, len(block)) - np.abs(block) for block in blocks]
+        columns = {"step": steps, "rollout_log_probs": rollout, "train_log_probs": list(map(np.add, rollout, blocks))}
+        files.append(str(tmp_path / f"{name}.parquet"))
+        pq.write_table(pa.table(columns), files[-1])
+        sums = np.array([(len(block), (np.expm1(block) - block).sum()) for block in blocks])
+        drawn = np.einsum("rsc,scq->qrs", draw.poisson(1, (4000, 3, 40)), sums.reshape(3, 40, 2))
+        sides.append(PartMeans(drawn[0], drawn[1] / drawn[0], UNKNOWN))
+    found = decomposition(compare(files), "step")
+    expected = np.std(sum(contributions(sides[0], sides[1])), axis=0)
+    for part in found.parts:
+        assert part.se == pytest.approx(expected[part.label], rel=0.1)
+
+
 levels = hnp.arrays(np.float64, 5, elements=st.floats(0, 10))
 
 

@@ -1,16 +1,22 @@
 """All commands report the same onset and factor of growth, and rare tokens do not count as growth."""
 
+import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.analyze.run_log import read_run_log
+from mismatchctl.api.compare.compare import compare
 from mismatchctl.api.diagnose import diagnose
+from mismatchctl.report.pages.compare import compare_screen
+from mismatchctl.report.terminal import print_document
 from mismatchctl.results.summary import fit_run_growth, get_summary
 
 STEPS, ROWS, TOKENS, ONSET = 180, 8, 50, 101
@@ -37,7 +43,7 @@ def write(path: Path, log_ratios: list[np.ndarray]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def test_analyze_diagnose_and_compare_agree_on_growth(jump: Path) -> None:
+def test_analyze_diagnose_and_compare_agree_on_growth(jump: Path, tmp_path: Path) -> None:
     run = next(iter(analyze([str(jump)]).runs.values()))
     reported = get_summary(run).growth
     assert (reported.onset, reported.shape) == (ONSET, "jump")
@@ -48,6 +54,10 @@ def test_analyze_diagnose_and_compare_agree_on_growth(jump: Path) -> None:
         assert facts["onset"] == reported.onset
         assert facts["factor"] == pytest.approx(reported.factor, rel=1e-3)  # rounded
         assert reported.text in growing.summary
+    compared = compare([str(jump), str(shutil.copy(jump, tmp_path / "again.parquet"))])
+    assert [side.growth for side in compared.sides] == [reported, reported]
+    print_document(compare_screen(compared), Console(width=400, file=(screen := io.StringIO())))
+    assert screen.getvalue().count(f"K3 {reported.text}") == 2
 
 
 def test_one_rare_token_is_not_growth(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from mismatchctl.stats.samples import (
     ClusterSample,
     TableMetric,
     build_run_sample,
+    build_step_sample,
+    build_value_sample,
     find_metric,
 )
 
@@ -209,9 +211,11 @@ def _describe_pairing(
 
 
 def _build_decompositions(first: RunResult, second: RunResult) -> list[model.Decomposition]:
-    found = [_decompose_by_label("step", True, first.groups, second.groups)]
+    found = [_decompose_by_label("step", True, first.groups, second.groups, (first, second))]
     found += [
-        _decompose_by_label(name, False, first.by[name], second.by[name]) for name in first.by if name in second.by
+        _decompose_by_label(name, False, first.by[name], second.by[name], (first, second))
+        for name in first.by
+        if name in second.by
     ]
     found += [
         _decompose_by_bin(breakdown, second.breakdowns[name])
@@ -350,11 +354,13 @@ MIN_CARRIED_RATIO = 1.5
 """Minimum ratio of the carrier's share of the change to its share of the first run's K3."""
 MIN_STANDARD_ERRORS = 3.0
 """Minimum size of a carrier's change in standard errors. A carrier is selected from many parts."""
+_REPLICATES = 2048
+"""Number of bootstrap replicates for standard errors."""
 
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Tokens, mean K3 and its standard error of each part of the data on one side [B]. K3 is NaN without tokens."""
+    """Tokens, mean K3 and its standard error of each part of the data on one side [..., B]."""
 
     tokens: Float64s
     k3: Float64s
@@ -370,17 +376,17 @@ class PartMeans:
 
     @property
     def shares(self) -> Float64s:
-        found: Float64s = self.tokens / max(self.tokens.sum(), 1)
+        found: Float64s = self.tokens / np.maximum(self.tokens.sum(axis=-1, keepdims=True), 1)
         return found
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return the change of K3 [B] due to each part's share of tokens (mix) and due to its K3 (level)."""
+    """Return the change of K3 [..., B] due to each part's share of tokens (mix) and due to its K3 (level)."""
     before, after = reference.shares, other.shares
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
     k3_after = np.where(has_after, other.k3, k3_before)
-    means = (before * k3_before).sum(), (after * k3_after).sum()
+    means = [(share * k3).sum(axis=-1, keepdims=True) for share, k3 in ((before, k3_before), (after, k3_after))]
     mix = (after - before) * ((k3_before + k3_after) / 2 - (means[0] + means[1]) / 2)
     level = (before + after) / 2 * (k3_after - k3_before)
     return mix, level
@@ -393,7 +399,9 @@ def _decompose_by_bin(reference: Breakdown, other: Breakdown) -> model.Decomposi
     return _build_decomposition(reference.quantity, True, [{"low": low, "high": highs[low]} for low in lows], sides)
 
 
-def _decompose_by_label(quantity: str, ordered: bool, first: Groups, second: Groups) -> model.Decomposition | None:
+def _decompose_by_label(
+    quantity: str, ordered: bool, first: Groups, second: Groups, runs: tuple[RunResult, RunResult]
+) -> model.Decomposition | None:
     labels = [*first.labels, *(label for label in second.labels if label not in first.labels)]
     if all(isinstance(label, (int, float)) for label in labels):
         labels.sort(key=lambda label: float(label or 0))
@@ -404,19 +412,43 @@ def _decompose_by_label(quantity: str, ordered: bool, first: Groups, second: Gro
     for side in (first, second):
         tokens, k3 = side.metrics["tokens"].value, side.metrics["k3"]
         sides.append(PartMeans.select(labels, side.labels, tokens, k3.value, k3.se or [None] * len(side.labels)))
-    return _build_decomposition(quantity, ordered, [{"label": label} for label in labels], sides)
+    se = None
+    with suppress(DataError):  # a Result may lack the tables of clusters
+        samples = [
+            {
+                labels.index(label): build_step_sample(run, i) if ordered else build_value_sample(run, quantity, i)
+                for i, label in enumerate(groups.labels)
+            }
+            for run, groups in zip(runs, (first, second), strict=True)
+        ]
+        se = _resample_contributions(samples, len(labels))
+    return _build_decomposition(quantity, ordered, [{"label": label} for label in labels], sides, se)
+
+
+def _resample_contributions(samples: Sequence[Mapping[int, ClusterSample]], count: int) -> Float64s:
+    """Return the standard error of each part's contribution [B]. Shared clusters are resampled together."""
+    places = [(side, part, sample) for side, parts in enumerate(samples) for part, sample in parts.items()]
+    drawn = np.stack([np.zeros((2, _REPLICATES, count)), np.full((2, _REPLICATES, count), np.nan)])
+    metrics = [find_metric("tokens"), find_metric("k3")]
+    found = resample_metrics([sample for *_, sample in places], metrics, _REPLICATES)
+    for (side, part, _), values in zip(places, found, strict=True):
+        drawn[:, side, :, part] = values
+    mix, level = contributions(*(PartMeans(tokens, k3, np.empty(0)) for tokens, k3 in drawn.swapaxes(0, 1)))
+    se: Float64s = np.std(mix + level, axis=0, ddof=1)
+    return se
 
 
 def _build_decomposition(
-    quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans]
-) -> model.Decomposition | None:
-    """Divide the change of K3 into parts. Standard errors belong to `level` and ignore shared prompts."""
+    quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans],
+    se: Float64s | None = None,
+) -> model.Decomposition | None:  # fmt: skip
+    """Divide the change of K3 into parts. Without `se`, standard errors belong to `level` and ignore shared prompts."""
     mix, level = contributions(sides[0], sides[1])
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
     shares = [side.shares for side in sides]
-    errors = np.array([side.se for side in sides])  # NaN if one side lacks the part
-    se = (shares[0] + shares[1]) / 2 * np.where(np.isnan(errors).all(axis=0), np.nan, np.hypot(*np.nan_to_num(errors)))
+    if se is None:
+        se = (shares[0] + shares[1]) / 2 * np.hypot(sides[0].se, sides[1].se)
     parts = [
         model.Contribution(
             **place,  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from mismatchctl.stats.samples import find_metric
 if TYPE_CHECKING:
     import polars as pl
 
-FORMAT = 4
+FORMAT = 5
 """Version of the JSON format. The version increases if a key changes its meaning or is removed."""
 CONFIDENCE = INTERVAL_LEVEL
 """Confidence level of intervals. The significance level is one minus this."""
@@ -42,7 +42,7 @@ ValuePair = tuple[float | None, float | None]
 
 
 class Side(FiniteModel):
-    """One of the compared runs. `growth` is the growth of K3 over its steps."""
+    """One of the compared runs. `growth` is the growth of K3 over its steps, as in the summary of `analyze`."""
 
     name: str
     source: str
@@ -85,7 +85,8 @@ class Contribution(FiniteModel):
     `level` is the change because K3 of the bin's tokens is larger or smaller. `mix` is the change because the compared
     run has more or fewer of the bin's tokens. A bin contains the tokens with `low` <= quantity < `high`, where null
     means no limit. A value has a `label` instead. `tokens` are the shares of the tokens on each side. `se` is the
-    standard error of `level`.
+    standard error of the contribution if there are cluster tables for steps or values, and otherwise the standard error
+    of `level`.
     """
 
     label: Label = None

@@ -32,7 +32,7 @@ def compare_screen(comparison: api.Comparison, page: doc.Document | None = None)
         parts = _runs_table(comparison) if len(comparison.contrasts) > 1 else (facts, *_screen_metrics(comparison))
         screen.add(doc.Section("", "answer").add(*parts, *notes))
     else:
-        screen.sections += page.sections[1:]
+        screen.add(doc.Section("", "answer").add(doc.Facts(_answer_rows(comparison))), *page.sections[1:])
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Report", "--html report.html"), ("Next", _next_command(comparison, worst))]
     return screen
@@ -226,6 +226,7 @@ def _sides_table(comparison: api.Comparison) -> doc.Table:
     columns = [
         doc.Column("run", lambda side: side.name, "name"), doc.Column("from", lambda side: side.source, "path"),
         doc.Column("what it is", lambda side: side.kind, "text"), *metric_columns(keys, lambda side: side.metrics),
+        doc.Column("K3 over the steps", lambda side: side.growth.brief, "text"),
     ]  # fmt: skip
     return doc.Table.of("Runs. The first is the reference.", comparison.sides, columns)
 
