@@ -134,7 +134,7 @@ def inspect_machine() -> Machine:
 
 
 def list_dependencies() -> list[Dependency]:
-    """List the dependencies of this package, or none if the metadata of this package is not installed."""
+    """List the dependencies of this package, or an empty list without the metadata of this package."""
     try:
         declared = [Requirement(text) for text in importlib.metadata.requires(PACKAGE_NAME) or ()]
     except importlib.metadata.PackageNotFoundError:

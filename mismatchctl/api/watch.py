@@ -66,7 +66,7 @@ class DumpWatcher:
     _left_out: set[str] = field(default_factory=set, init=False)
 
     def snapshots(self) -> Iterator[Snapshot | None]:
-        """Yield the result of each check that found new data, and None once if there are no files yet."""
+        """Yield the result of each check that found new data, and once `None` while files are missing."""
         engine = IncrementalEngine(LocalEngine(self.threads))
         before, failures = None, list[DataError]()
         since, reported_empty = self.clock(), False
