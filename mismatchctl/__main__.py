@@ -26,7 +26,7 @@ class _PandasBlocker:
         raise ModuleNotFoundError("commands do not use pandas", name=spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Never called, but importlib requires it."""
+        """Do nothing, because importlib requires this method but never calls it here."""
 
 
 def main() -> None:

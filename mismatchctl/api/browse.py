@@ -117,7 +117,7 @@ def _build_row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> Sequ
 
 
 def _unmatched_experts(whole: Rows) -> Ints | None:
-    """Count the rollout experts that the trainer did not choose, per valid token."""
+    """For each valid token, count the rollout's experts that the trainer did not choose."""
     ours, theirs = whole.tokens.get("rollout_experts"), whole.tokens.get("train_experts")
     if ours is None or theirs is None or ours.shape != theirs.shape or ours.ndim != 2:
         return None
@@ -145,7 +145,7 @@ def apply_corrections(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
 ) -> Iterator[AppliedCorrection]:
-    """Apply each correction that changes something to the shown sequences."""
+    """Apply each correction that has a weight or a gate to the shown sequences."""
     if any(gate.over == "batch" for correction in corrections for gate in correction.gates):
         dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
         trims = find_trims(dump, corrections)
@@ -225,7 +225,7 @@ def browse(
     vocabulary: str | Path | None = None,
     on_bad: BadDataPolicy = "error",
 ) -> TokenView:
-    """Read sequences token by token. Without a `vocabulary`, it is guessed from the token ids."""
+    """Read sequences token by token. Without a `vocabulary`, its kind is guessed from the token ids."""
     rows = read_rows(paths, places, rename or {}, on_bad)
     found = load_vocabulary(vocabulary, [row.ids for row in rows])
     applied = apply_corrections(paths, corrections, rows, rename or {}, on_bad)

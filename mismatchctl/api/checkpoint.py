@@ -1,4 +1,4 @@
-"""A local transformers checkpoint. It computes the log-probs of one sequence at a time."""
+"""A local transformers checkpoint that computes the log-probs of one sequence at a time."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Checkpoint:
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield the logits from position `first` on, in blocks of positions.
 
-        The layers run once for the whole sequence, and the head runs once per block.
+        Only the last layer (head) runs block by block.
         """
         body = self._model.base_model
         hidden = body(input_ids=ids, use_cache=False)

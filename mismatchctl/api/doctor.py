@@ -44,7 +44,7 @@ class Dependency:
 
     @property
     def fits(self) -> bool:
-        """Return True if the installed version is accepted, or if an optional package is missing."""
+        """Return True if the installed version is accepted. A missing optional package is also accepted."""
         if self.version is None:
             return self.optional
         return Requirement(f"{self.name}{self.wanted}").specifier.contains(self.version, prereleases=True)
@@ -69,7 +69,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class SelfTestCheck:
-    """One number of the self-test: the metric, and the stored and the computed value, or a problem."""
+    """One metric of the self-test: the stored and the computed value, or a problem."""
 
     part: str
     metric: str

@@ -268,7 +268,7 @@ def single_correction(given: object) -> Correction:
 
 
 def list_in_order(given: Iterable[object]) -> list[object]:
-    """Return the values as a list. A set is sorted, because results must not depend on hashes."""
+    """Return the values as a list. A set is sorted, so that results do not depend on its random order."""
     return sorted(given, key=str) if isinstance(given, Set) and not isinstance(given, MappingView) else list(given)
 
 

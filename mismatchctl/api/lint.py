@@ -144,7 +144,7 @@ def _rejection_finding(run: RunResult, correction: Correction, what: str, place:
 
 
 def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator[LintMessage]:
-    """Find settings that change the sampling distribution and that the trainer does not apply to its log-probs."""
+    """Find settings that change the sampling distribution but not the trainer's log-probs."""
     try:
         correction, table = framework.correction(native), read_file(framework.name, "sampling.yaml")
     except ConfigError:

@@ -90,7 +90,7 @@ class LoggedRun:
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
-        """Describe by how many steps a series follows the leading metric."""
+        """Describe by how many steps the changes of a series follow the changes of the leading metric."""
 
         def when(apart: int, unit: str) -> str:
             return f"{abs(apart)} {unit} {'later' if apart > 0 else 'earlier'}" if apart else "in the same step"
@@ -198,7 +198,10 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Recognize the mismatch metrics of logs, and measure their trends. Runs with equal names are named by file."""
+    """Recognize the mismatch metrics of logs, and measure their trends.
+
+    If two runs have the same name, their names contain the file.
+    """
     found: list[tuple[str | Path, LoggedRun]] = []
     count = 0
     for path in paths:

@@ -28,7 +28,7 @@ _STANDARD_NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class BackTest:
-    """Check of a prediction model on the dump. The model predicts the rest of responses from their first tokens."""
+    """Check of a prediction model on the dump: the model predicts the rest of a response from its first tokens."""
 
     start: int  # number of first tokens used
     lengths: tuple[int, ...]  # predicted lengths [K]
@@ -240,7 +240,7 @@ def predict_fresh_batch(
     *,
     is_folded: bool,
 ) -> FreshBatch:
-    """Predict the rejected share of tokens in a batch as large as the steps of a run, which has `sequences`.
+    """Predict the rejected share of tokens in a batch of the size of a step. The run has `sequences` sequences.
 
     If there are enough steps, the result is the predicted share at the next step. Otherwise, batches are drawn from the
     prompts. `table` contains the rejected and valid tokens by cluster and step [N, 2], and `shares` the rejected share
@@ -296,8 +296,8 @@ def _draw_batches(
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
     """Draw prompts from Polya's urn [prompts, batches]. Each drawn prompt gains weight 1.
 
-    The counts have the distribution of multinomial draws with random (Dirichlet) weights. In a small batch, they need
-    far fewer random numbers.
+    The result has the same distribution as multinomial draws with random (Dirichlet) weights, but is faster for small
+    batches.
     """
     start = clusters + 2 * prior
     picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
@@ -308,7 +308,7 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """Append one rejected and one kept cluster, and return the weight of each: half an independent sequence."""
+    """Append one rejected and one kept cluster, and return their weight: half an independent sequence each."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -320,7 +320,7 @@ def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s,
 
 
 def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
-    """Test by permutation whether the rejected share [N, 2] differs between the steps of the clusters [N]."""
+    """Test by permutation whether the rejected share differs between steps. `table` [N, 2] has a row per cluster."""
     count = int(steps.max(initial=0)) + 1
     if count < 2:
         return False
@@ -379,7 +379,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
-    """Return the value of the growth curve at position `where`, half the width of the interval, and the status."""
+    """Return the value of the growth curve at position `where`, half the width of its interval, and the status."""
     ramps = Ramps.fit(x, y)
     if not ramps.has_change(len(y)):
         effective = effective_residuals(y - y.mean(), len(y))
@@ -451,7 +451,7 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
 
 
 def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
-    """Return the variance of the sum over a number of tokens, in each replicate [R, S]."""
+    """Return the variance of the log ratio sum over a number of tokens, in each replicate [R, S]."""
     grown = np.stack([tokens, tokens**2 / 2, tokens**2, tokens**4 / 4])
     return np.maximum(parts @ grown, np.finfo(np.float64).tiny)
 
@@ -486,8 +486,7 @@ _RIDGE = 1e-9
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
     """Return the observed and expected products of pairs of parts of each sequence.
 
-    The result contains deviations [S, P], expectations per component [S, P, 4], and a scale that equalizes their noise
-    [P].
+    The result contains the products [S, P], their expectations per component [S, P, 4], and their noise scales [P].
     """
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
@@ -541,8 +540,8 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
     """Return the change of the sum over `length` tokens [R, S] due to a mean log ratio that changes with the position.
 
-    A K3 that grows with the position continues to grow. A K3 that falls keeps its value on the tokens after the last
-    grid length within the sequence.
+    If K3 grows with the position, the prediction continues the growth. If K3 falls, the prediction continues the last
+    value.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -641,7 +640,7 @@ def _build_prediction(
     question: str, quantity: str, draws: Float64s, check: BackTest | None, sample: SequenceSample, length: int,
     extremes: bool,
 ) -> Prediction:  # fmt: skip
-    """Build a prediction from the value and its replicates, with model error and randomness."""
+    """Build a prediction with an interval that includes the model error and the randomness of a batch."""
     reached = [int(tokens) for tokens in LENGTH_GRID if (sample.tokens >= tokens).sum() >= MIN_CHECK_SEQUENCES]
     value, shown = float(draws[0]), max(reached) if reached else int(sample.tokens.max())
     doublings = max(math.log2(length / shown), 0.0)
@@ -722,7 +721,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Check the model on the dump, with predictions for two and four times the number of tokens that the model used."""
+    """Check the model on the dump: fit it to the first tokens, then predict two and four times as many tokens."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)
@@ -740,7 +739,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """Return (length, predicted, observed, sequences, noise) for gates whose bounds are observed quantiles."""
+    """Compare predictions with observations for gates whose bounds are observed quantiles."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])

@@ -101,7 +101,7 @@ def analyze(
             the same.
         sequences: Write one row per sequence to this Parquet file.
         threads: Number of parts of a dump to read at the same time. Default: the number of processors.
-        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
+        engine: The engine that reads the dumps, one of `mismatchctl.data.engines`. Default: threads of this process.
         device: Device for the arithmetic over tokens. `"auto"` uses a GPU if there is a GPU and the dump is large
             enough.
         progress: Function, called with (tokens read, tokens expected).
@@ -347,8 +347,8 @@ def diagnose(
 
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.diagnose("dumps/")`.
-        by: Columns with a worker, rank or data source. The diagnosis finds values whose mismatch deviates. Example:
-            `by="rank"`.
+        by: Columns that name a worker, rank or data source. The diagnosis finds workers, ranks and sources whose
+            mismatch differs from the others. Example: `by="rank"`.
         columns, threads, engine, progress: As in `mm.analyze`.
 
     Returns:
@@ -421,7 +421,7 @@ def lint(
     framework: str | Framework = "",
     columns: Mapping[str, str] | None = None,
 ) -> list[LintMessage]:
-    """Check a configuration for errors in its framework, and return messages about them.
+    """Check a framework's configuration for errors, and return a message about each error.
 
     Args:
         config: A file (YAML, JSON, launch script) or a mapping, in the framework's own keys.
@@ -533,7 +533,8 @@ def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[
         rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
 
     Returns:
-        Values by metric. An undefined value is `None`. The command `mismatchctl metrics` explains the metrics.
+        The value of each metric by its name. An undefined value is `None`. The command `mismatchctl metrics` explains
+        the metrics.
     """
     result = analyze(rollout=rollout, train=train, mask=mask, corrections=(), findings=False)
     (run,) = result.runs.values()

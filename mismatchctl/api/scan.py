@@ -98,7 +98,7 @@ class TrimThresholds:
 
 
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
-    """Compute the thresholds of gates with `over: batch` for all steps, in one more pass over the dump."""
+    """Compute the thresholds of gates with `over: batch` for all steps, in an additional pass over the dump."""
     gates = _batch_gates(corrections)
     units = dump.units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
@@ -168,7 +168,7 @@ class UnitBatches:
         return self.read(None)
 
     def read(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
-        """Yield the batches. `watch` is first called with the rows as they are stored."""
+        """Yield the batches. If `watch` is given, it is called first, with the rows as they are stored."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:

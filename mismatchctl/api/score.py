@@ -94,7 +94,7 @@ _BOS_REMEDY = "record the token that begins every text as the prompt's first tok
 
 
 def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[DumpFile]:
-    """Open the files of a dump that can be scored and lack the columns in `without`."""
+    """Open the files of a dump for scoring. Missing token ids, and existing columns in `without`, are errors."""
     files = open_parquet_dump(place).files
     for file in files:
         if file.layout == "long":
@@ -234,7 +234,7 @@ def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> lis
 
 
 def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
-    """Return minus the absolute sum of log ratios, or a hash of the ids (without ids, of the row number)."""
+    """Return sort keys: minus the absolute sum of log ratios, or a random hash of the row."""
     if choice.worst:
         segments, x, valid = piece.log_ratios
         return -np.abs(segments.sum(np.where(valid, x, 0.0)))

@@ -99,7 +99,7 @@ class DumpWatcher:
             self.sleep(self.every)
 
     def _compare(self, result: Result) -> Snapshot:
-        """Return the data that is new or changed since the last report."""
+        """Return the steps and answers that are new or changed since the last report."""
         steps, again, answered = [], set(), []
         for name, run in result.runs.items():
             for index, label in enumerate(run.groups.labels):
@@ -119,7 +119,7 @@ class DumpWatcher:
         return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, self.unfinished, left_out)
 
     def _find_complete_files(self) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return the complete files, with a footer or unchanged since the last look, and the unfinished files."""
+        """Return the complete files (with a footer, or unchanged since the last check) and the unfinished files."""
         try:
             found, _ = discover_files(self.paths)
         except DataError:

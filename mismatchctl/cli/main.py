@@ -52,7 +52,7 @@ _MAX_ERROR_LENGTH = 1000
 
 
 class _NamedStdout(io.FileIO):
-    """Standard output whose errors name it, so that they differ from errors of files."""
+    """Standard output that names itself in errors, to distinguish these errors from errors of files."""
 
     reader_closed = False
 
@@ -272,7 +272,7 @@ def main() -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Open closed standard streams again, so that no output file gets their descriptor."""
+    """Open closed standard streams again. Otherwise, an output file could get the descriptor of a standard stream."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -71,13 +71,16 @@ class InputOptions(PairOptions):
 
     @property
     def words(self) -> list[str]:
-        """Return the arguments that pass the same data to another command."""
+        """Return the command-line arguments with which another command reads the same data."""
         sides = self.sides()
         on = ["--on", self.on] if self.on else []
         return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
 
     def sources(self, quiet: bool) -> Sequence[DumpSource]:
-        """Return the paths of the dump. Two files are joined first, with a note about ids that do not match."""
+        """Return the paths of the dump.
+
+        If two files are given, they are joined first, and a note reports ids that do not match.
+        """
         sides = self.sides()
         if sides is None and not self.paths:
             raise ConfigError("missing argument DUMPS; pass a dump, or two files with --rollout and --train")
@@ -97,7 +100,10 @@ class InputOptions(PairOptions):
         return parse_renames(self.column)
 
     def are_logs(self, given: Mapping[str, object]) -> bool:
-        """Return True if the paths are metrics logs. The options in `given` need a dump."""
+        """Return True if the paths are metrics logs.
+
+        The options in `given` are errors for a log, because they need a dump.
+        """
         if self.sides() is not None or not any(map(_may_be_log, self.names)):
             return False
         from mismatchctl.api.metrics_log import is_run_log  # takes time to import
@@ -177,7 +183,7 @@ class OutputOptions:
 
     @property
     def printed(self) -> list[str]:
-        """Return the options that print other output than the screen to stdout."""
+        """Return the options that print their output to stdout instead of the screen."""
         places = {"-o": self.output, "--markdown": self.markdown}
         return [*["--json"] * self.json, *(f"{flag} -" for flag, place in places.items() if str(place) == "-")]
 
@@ -207,7 +213,7 @@ class OutputOptions:
     def write(
         self, data: Callable[[], str], page: Callable[[], Document], save: Callable[[Path], None] | None = None
     ) -> None:
-        """Write the requested files. `save` replaces the JSON file."""
+        """Write the requested files. `save` writes the JSON file, instead of this function."""
         markdown = None if str(self.markdown) == "-" else self.markdown
         out.write_files(out.render_page_files(page, self.html, markdown))
         if self.output is not None and str(self.output) != "-":

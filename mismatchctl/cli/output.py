@@ -153,10 +153,10 @@ _DUMP_SUFFIXES = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".
 def check_output_paths(
     *named: Path | None, force: bool, inputs: Iterable[str | Path | None] = (), baseline: Path | None = None
 ) -> None:
-    """Check before the dump is read that outputs can be written and replace only mismatchctl's own files.
+    """Before the dump is read, check that outputs can be written and only replace files that mismatchctl wrote.
 
-    A baseline may only be replaced if it is the value of `baseline`. `force` allows to replace other files, but never
-    an input.
+    A baseline may only be replaced if it is the value of `baseline`. With `force`, other files may be replaced, but
+    never an input.
     """
     places = [place for place in named if place is not None]
     for place in places:

@@ -14,7 +14,7 @@ VARIABLE_PREFIX = "MISMATCHCTL_"
 
 
 def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
-    """Return the default options of each command, with their origin: an environment variable, or a file and a key."""
+    """Return the default options of each command, each with its environment variable, or its file and key."""
     flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
     settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
     for where, verbs, name, value in (*_entries_from_file(flags), *_entries_from_environment(flags)):

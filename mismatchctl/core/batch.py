@@ -74,7 +74,7 @@ class Segments:
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
     def token_selector(self, chosen: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return a function that selects the tokens of the chosen segments from an array [T, ...]."""
+        """Return a function that selects the tokens of the chosen segments from any array [T, ...]."""
         starts, stops = self.offsets[:-1][chosen], self.offsets[1:][chosen]
         if (stops - starts).sum() <= _LONG_SEGMENT * len(chosen):
             tokens = self.token_indices(chosen)
@@ -85,7 +85,7 @@ class Segments:
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield ranges of whole segments, with a limit on the tokens and segments per range.
 
-        A segment with more tokens becomes a range of its own.
+        A longer segment is a range alone.
         """
         start = 0
         while start < len(self):
@@ -184,7 +184,10 @@ class TokenBatch:
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Return reward, mean advantage and length [S], each as flags of known values and values (0 if unknown)."""
+        """Return reward, mean advantage and length [S], each with flags that mark known values.
+
+        Unknown values are 0.
+        """
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -209,8 +212,8 @@ class TokenBatch:
     def log_probs(self, policy: str) -> Floats | None:
         """Return the log-probs of a policy [T]: rollout, train, current, ref, reference or proximal.
 
-        The proximal policy is the policy before the last update. Proximal log-probs are interpolated between rollout
-        and current, as if all updates had the same effect.
+        The proximal policy is the policy before the last update. Its log-probs are interpolated between rollout and
+        current, as if all updates had the same effect.
         """
         if policy == "proximal":
             return None if self.current is None else self._proximal(self.current)

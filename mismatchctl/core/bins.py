@@ -37,7 +37,7 @@ def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """Return a lower bound of the value with rank `number`, given counts by signed bin."""
+    """Return the lower edge of the bin that contains the value with rank `number`, given counts by signed bin."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
@@ -55,7 +55,7 @@ def magnitude_edges() -> Float64s:
 
 
 def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
-    """Add the counts of negative values to the counts of positive values with the same magnitude."""
+    """Add the counts of negative values to the counts of positive values, by magnitude."""
     folded: NDArray[Any] = counts[..., MAGNITUDE_BINS:] + counts[..., MAGNITUDE_BINS - 1 :: -1]
     return folded
 

@@ -32,7 +32,7 @@ compile_sums = partial(compile_loop, fastmath=frozenset({"reassoc", "contract", 
 
 
 def _make_bitcast(source: Any, target: Any) -> Any:
-    """Build a function that reinterprets the bits of one type as another."""
+    """Build a function that reinterprets the bits of a value as another type."""
 
     @intrinsic
     def cast(typing: Any, value: Any) -> Any:

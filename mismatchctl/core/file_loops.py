@@ -71,7 +71,7 @@ def _find_levels_end(body: Any, at: int) -> int:
 def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
     """Find the index of the first value of each list in a Parquet page with `count` levels.
 
-    The result is the position of the values in the page.
+    Return the position in the page at which the values start.
 
     If the levels are invalid or an output array is too small, the result is -1. `state` contains the numbers of lists
     and values before the page, and whether the last list may continue. `state` is updated for the next page.

@@ -197,7 +197,7 @@ def _format_percent(value: float) -> str:
 
 
 def _digits_around_one(value: float) -> int:
-    """Return the number of digits that shows three digits of the distance from 1."""
+    """Return the number of significant digits that shows three digits of the distance from 1."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS
@@ -222,7 +222,10 @@ def _format_scientific_or_plain(value: float, digits: int) -> str:
 
 
 def format_command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
-    """Return a command line with the paths that the user typed. Of many paths, only the first one is shown."""
+    """Return a command line with the paths that the user typed.
+
+    If there are many paths, only the first path is shown.
+    """
     most = len(paths) if paths[:1] == ["--rollout"] else most
     chosen = paths if len(paths) <= most else paths[:1]
     shown = [shlex.quote(escape_terminal(path)) for path in chosen] + ["..."] * (len(paths) > most)

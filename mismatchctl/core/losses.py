@@ -83,7 +83,7 @@ def cispo_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: 
 
 
 def weighted_loss(advantages: Array, x: Array, bound: float | None = None) -> LossTerm:
-    """Compute -r A without a clip. A bound on r also bounds the factor r of the gradient."""
+    """Compute -r A without a clip. If r is bounded, the gradient has the same bounded factor."""
     ratio = exp(x)
     if bound is not None:
         ratio = np.minimum(ratio, bound)
@@ -132,7 +132,7 @@ def vespo_gate(log_weight: Array, k: float, rate: float) -> Array:
 
 
 def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
-    """Return the value and gradient [T] of a sum of terms times their factors [T]."""
+    """Return the value and gradient [T] of a sum of terms, each multiplied by its factors [T]."""
     with np.errstate(invalid="ignore", over="ignore"):
         values = (np.where(factors == 0, 0.0, factors * term.losses) for term, factors in terms)
         value = sum(float(np.sum(each, dtype=np.float64)) for each in values)
@@ -158,7 +158,7 @@ LOW_VAR_BOUND = 10.0
 
 
 def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
-    """Estimate K3 per token [T] within +-LOW_VAR_BOUND.
+    """Estimate K3 per token [T], limited to +-LOW_VAR_BOUND.
 
     Importance weights make this estimate unbiased (DeepSeek-V3.2).
     """

@@ -52,7 +52,7 @@ def compiled_loops_in_use() -> bool:
 
 
 class CompiledLoop:
-    """A compiled loop. Its module is only imported if no machine code is stored."""
+    """A compiled loop. The module of the loop is only imported if no machine code is stored."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name

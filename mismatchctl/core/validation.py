@@ -120,7 +120,7 @@ def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
 class FiniteModel(BaseModel):
     """A pydantic model without NaN and infinity.
 
-    If an optional field is not finite, it becomes null and its status has the reason.
+    If an optional field is not finite, it becomes null and `status` contains the reason.
 
     If a required field is not finite, validation fails.
     """

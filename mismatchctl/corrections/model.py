@@ -100,7 +100,7 @@ _SEGMENT_DESCRIPTION = "over the sequence, or over each run of adjacent valid to
 
 
 class Gate(_CorrectionModel):
-    """A gate keeps tokens or sequences whose statistic is inside a closed interval, and rejects the others."""
+    """A rule that keeps tokens or sequences whose statistic is inside an interval, and rejects the others."""
 
     statistic: Literal[
         "ratio",
@@ -129,7 +129,7 @@ class Gate(_CorrectionModel):
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
         description="aggregation of the tokens. A `ratio` is aggregated in log space and bounded as a ratio, "
-        "except for mean, the mean of the ratios. Other statistics are aggregated arithmetically",
+        "but level mean is the mean of the ratios. Other statistics are aggregated arithmetically",
     )
     over: Literal["sequence", "segment", "prefix", "batch"] = Field(
         default="sequence",
@@ -157,7 +157,7 @@ class Gate(_CorrectionModel):
         ge=0,
         allow_inf_nan=False,
         description="exponent by which bounds grow along the sequence: the bounds of token n are multiplied by "
-        "n to the power of `widen`, for ratios the logarithms of the bounds",
+        "n to the power of `widen`. For ratios, the logarithms of the bounds are multiplied",
     )
     seed: int | None = Field(
         default=None,
@@ -166,8 +166,8 @@ class Gate(_CorrectionModel):
     )
     sees: Literal["original", "remaining"] = Field(
         default="original",
-        description="aggregate over all valid tokens, or over the tokens that earlier gates kept. A rejected "
-        "sequence is rejected completely. With level token, only kept tokens are judged",
+        description="aggregate over all valid tokens, or over the tokens that earlier gates kept. A gate on "
+        "sequences rejects all tokens of a sequence. With level token, only kept tokens are judged",
     )
     effect: Literal["mask", "zero"] = Field(
         default="mask",
@@ -209,7 +209,7 @@ class Gate(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if each token or sequence is judged by its own value, with the same bounds everywhere."""
+        """Return True if the gate has no rare options, such as segments, bounds that grow, or a random choice."""
         given = (self.over, self.limit, self.precision, self.widen, self.seed, self.when)
         return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
 
@@ -231,7 +231,7 @@ class Gate(_CorrectionModel):
 
 
 class Weight(_CorrectionModel):
-    """The importance weight of each token: a ratio at a level, which is bounded and normalized.
+    """The importance weight of each token: a ratio per token or sequence (`level`), then bounded and normalized.
 
     At most one of `truncate`, `clip` and `zero` may be given. Without a bound, the weight is the ratio, limited to
     exp(+-20) or to `limit`.
@@ -316,7 +316,7 @@ class Weight(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if the weight is the ratio of a token or sequence, clamped after aggregation."""
+        """Return True if the weight rule has no rare options, such as segments or another clamp."""
         given = (self.over, self.clamp, self.limit, self.sees, self.nonfinite, self.bound_where)
         return given == ("sequence", "aggregate", LOG_RATIO_BOUND, "original", "keep", None)
 
@@ -327,7 +327,7 @@ class Weight(_CorrectionModel):
 
 
 class Correction(_CorrectionModel):
-    """A weight rule, gates in order, and the loss.
+    """A correction: a rule for importance weights, gates that reject data, and the loss.
 
     Weights and rejection are independent: gates never change weights, and weights never change the mask.
     """
@@ -343,8 +343,8 @@ class Correction(_CorrectionModel):
     loss: str = Field(
         default="ppo",
         description="ppo: PPO with train as the old policy. ppo_bypass: PPO with rollout as the old policy. "
-        f"policy_gradient: weighted REINFORCE. Other losses: {', '.join(list(LOSSES)[3:])}. Numbers follow a colon, as "
-        "in gspo:low=0.9997,high=1.0004. Ratios are limited to exp(+-20)",
+        f"policy_gradient: weighted REINFORCE. Other losses: {', '.join(list(LOSSES)[3:])}. Parameters follow a colon, "
+        "as in gspo:low=0.9997,high=1.0004. Ratios are limited to exp(+-20)",
     )
 
     @field_validator("loss")
@@ -367,7 +367,7 @@ class Correction(_CorrectionModel):
     def weights_loss(self) -> bool:
         """Return True if the loss is multiplied by the weights.
 
-        Losses with the ratio current/rollout already contain such weights.
+        Losses that use the ratio current/rollout already contain the importance weights.
         """
         name = parse_loss(self.loss)[0]
         own = name == "vespo" or (

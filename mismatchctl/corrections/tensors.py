@@ -174,7 +174,7 @@ class TensorBatch:
     def apply(self, correction: Correction) -> CorrectedBlock:
         for column in self.batch.missing_columns(correction.needed_columns):
             what = {"current_log_probs": "current", "advantages": "advantages"}.get(column, "age")
-            raise ConfigError(f"correction {correction.name} looks at {column}: give {what}")
+            raise ConfigError(f"correction {correction.name} uses {column}: pass {what}")
         return apply_correction(correction, compute_ratios(self.batch, correction.sources), self.batch)
 
 

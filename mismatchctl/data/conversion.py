@@ -358,7 +358,7 @@ class _Side:
                 raise ConfigError(f"{self.path}: missing column {key}{near}; {remedy}")
         columns = [self.columns[name] for name in names]
         if missing := [column.index(None) for column in columns if None in column]:
-            raise DataError(f"a row without {', '.join(keys)}", file=str(self.path), row=min(missing))
+            raise DataError(f"a row has no {', '.join(keys)}", file=str(self.path), row=min(missing))
         remedy = "remove the copies, or name every column that identifies a row: --on step,id"
         return _index_rows(columns, self.path, remedy)
 

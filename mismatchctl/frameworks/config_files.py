@@ -328,7 +328,7 @@ def _choose_framework(
     names = [*dict.fromkeys(filter(None, [name, *guesses]))][:2] or [f"with one of {', '.join(ADAPTER_MODULES)}"]
     likeliest = " or ".join(f"{option('framework')} {one}" for one in names)
     own = wording(python="correction", command="--correction")
-    raise ConfigError(f"{path}: unclear framework. Pass {likeliest}. A file for mismatchctl itself must be a {own}.")
+    raise ConfigError(f"{path}: unclear framework. Pass {likeliest}. Pass a correction of mismatchctl as {own}.")
 
 
 def _read_correction(path: Path, written: NativeConfig) -> Correction:

@@ -105,7 +105,9 @@ class Step:
 
         values: NDArray[Any] = pc.list_flatten(self._column(name)).to_numpy(zero_copy_only=False)
         if len(values) != self.rows.tokens:
-            raise DataError(f"{len(values)} values for {self.rows.tokens} tokens", column=name)
+            raise DataError(
+                f"the column has {len(values)} values, but the rows have {self.rows.tokens} tokens", column=name
+            )
         return values
 
 

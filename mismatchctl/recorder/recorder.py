@@ -1,4 +1,4 @@
-"""Collect columns and write them to complete files, in a thread if wanted. Many processes may share a folder."""
+"""Collect the columns of a training loop and write them to files, by default without a thread."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Cells = Array | list[Array]
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """Copy the columns of one `write` to a table. A sampling mask is stored as its sizes."""
+    """Copy the columns of one `write` to a table. The sampling mask is stored as numbers of token ids."""
     cells = {}
     for name, value in columns.items():
         with _add_name_to_errors(name):
@@ -89,7 +89,7 @@ def _stored_parts(rows: Cells) -> list[slice]:
 
 
 def _trim(index: int, reference: str, row: Array, other: Array, part: slice) -> Array:
-    """Return the stored part of a row that may already be trimmed to this part."""
+    """Return the stored part of a row. The caller may already have trimmed the row to this part."""
     width, stored = len(other), part.stop - part.start
     if len(row) in (width, stored):
         return row[part] if len(row) == width else row
@@ -229,13 +229,15 @@ class Recorder:
 
     Args:
         folder: output folder, created by the first write.
-        run: value of the `run` column in every row. Without it, the path given to mismatchctl is the name of the run.
-        rank: part of the file names. Default: the environment variable RANK, which torchrun sets.
+        run: value of the `run` column in every row. Default: no column, so that the path given to mismatchctl names the
+            run.
+        rank: number of this process, a part of the file names. Default: the environment variable RANK, which torchrun
+            sets.
         format: "parquet", or "arrow" for Arrow IPC files (lz4), which are larger than Parquet and faster to read.
-        file_bytes: size of the rows before compression at which the rows in memory become a file. 0: one file per
-            write.
-        background: number of writes that may wait for a thread that compresses and writes them. Another call of `write`
-            blocks until there is space. 0: no thread, `write` returns when its file is complete.
+        file_bytes: collect rows in memory until they have this size before compression, then write a file. 0: one file
+            per write.
+        background: number of writes that may wait for a thread that compresses and writes them. If all of them are
+            waiting, `write` blocks until one is written. 0: no thread, `write` returns when its file is complete.
         on_error: "raise" raises errors of writing. "warn" never stops training: the first error is logged, and `lost`
             counts all lost writes.
 
@@ -320,10 +322,10 @@ class Recorder:
         A per-token column is padded [B, T] (numpy, or torch on any device), a nested tensor, or a list of B
         one-dimensional tensors, arrays or lists. A padded `response_mask` marks the responses: each row is kept from
         its first to its last valid token, including the masked tokens between them. Other columns may be padded in the
-        same way or contain only these tokens. With a list of masks, or without a mask, whole rows are kept. Experts
-        have more dimensions for layers and choices, [B, T, k] or [B, T, layers, k]. The k most likely tokens have the
-        shape [B, T, k]. `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or array
-        of B numbers, booleans or strings, or one value for all rows. Floats below 32 bits are stored exactly as
+        same way or contain only the kept tokens. With a list of masks, or without a mask, whole rows are kept. Experts
+        have the shape [B, T, k] or [B, T, layers, k], with k experts per token and layer. The k most likely tokens have
+        the shape [B, T, k]. `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or
+        array of B numbers, booleans or strings, or one value for all rows. Floats below 32 bits are stored exactly as
         float32. `sampling_mask`, B lists of the token ids that vLLM's sampler could choose, is stored as `kept_tokens`.
 
         Args:
@@ -341,8 +343,8 @@ class Recorder:
 
         Raises:
             ValueError: The columns do not fit together. No row of the call is kept.
-            OSError: A file could not be written and its rows are lost. With a thread, the file may belong to any write
-                since the last call.
+            OSError: A file could not be written and its rows are lost. If a thread writes the files, the error may come
+                from an earlier call of `write`.
         """
         if self._process != os.getpid():
             self._begin()
@@ -386,7 +388,7 @@ class Recorder:
             raise failure
 
     def _lose(self, error: Exception, writes: int) -> None:
-        """Count the lost writes, then raise the error or log the first one."""
+        """Count the lost writes. Then raise the error, or only log the first error of the recorder."""
         with self._lock:
             self.lost += writes
             first, self._warned = not self._warned, True
@@ -406,7 +408,7 @@ class Recorder:
             )  # fmt: skip
 
     def _save(self, table: pa.Table) -> Path | None:
-        """Add a table to the rows in memory. Return the file that this completed, if any."""
+        """Add a table to the rows in memory. If this completes a file, return its path."""
         done = None
         with self._saving:
             if self._waiting and not table.schema.equals(self._waiting[0].schema, check_metadata=True):

@@ -53,7 +53,7 @@ class RivalCause(FiniteModel):
 
 
 class Example(FiniteModel):
-    """A sequence that shows the cause. `position` is the position of its token in the row of the file."""
+    """A sequence that shows the cause. `position` is the index of the token that shows it, in the row of the file."""
 
     file: str
     row: int
@@ -72,8 +72,8 @@ class Finding(FiniteModel):
 
     `share` is the approximate share of the summed |log ratio| that the cause explains, and `share_k3` the share of K3.
     The shares of all findings, the unexplained share and noise add up to 1. If the finding is an alternative to another
-    finding, its shares are null. `where` lists the steps, workers, positions or sequences. `pointless` names the
-    corrections that do not help before the cause is fixed.
+    finding, its shares are null. `where` lists the affected steps, workers, positions or sequences. `pointless` names
+    the corrections that do not help before the cause is fixed.
     """
 
     cause: str
@@ -158,8 +158,8 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 class Value(FiniteModel):
     """A value, its standard error over clusters `se`, 95% interval and `status` ("ok" or the reason for a null).
 
-    `tail` is "heavy_tail" if a few clusters or a few large weights dominate. With a heavy tail, the interval `covers`
-    less than 95%, as measured on other dumps.
+    `tail` is "heavy_tail" if a few clusters or a few large weights dominate. For a heavy tail, `covers` is the coverage
+    of the interval, as measured on other dumps: less than 95%.
     """
 
     value: float | None
@@ -260,7 +260,7 @@ class Groups(FiniteModel):
 
 
 class Distribution(FiniteModel):
-    """Tokens and their K3 by bins of the log ratio (train minus rollout, nats). `edges` are the edges of the bins."""
+    """Number of tokens and sum of K3 by bin of the log ratio (train minus rollout, nats). `edges` are the bin edges."""
 
     edges: list[float]
     tokens: list[Count]
@@ -287,7 +287,7 @@ class Breakdown(FiniteModel):
 
 
 class JointDistribution(FiniteModel):
-    """Tokens per hexagon of a `width`. `x` and `y` are the rollout and train probability at its center."""
+    """Number of tokens by rollout and train probability, in hexagons with centers `x` and `y` and the same `width`."""
 
     width: float
     x: list[float]
@@ -400,10 +400,11 @@ class RunContent(FiniteModel):
 
     Attributes:
         sequences: sequences with a valid token, and their `tokens`.
-        repeated: sequences with the same log-probs as an earlier one, and their `repeated_tokens`. `example` is a pair.
+        repeated: sequences with the same log-probs as an earlier one, and their `repeated_tokens`. `example` names two
+            of them.
         hidden: share of masked tokens among the tokens with a log-prob on both sides.
-        hidden_abs_diff: mean |log ratio| of the `hidden` tokens in nats, each at most 1. `shown_abs_diff` is the same
-            mean over the valid tokens.
+        hidden_abs_diff: mean |log ratio| of the `hidden` tokens in nats, where values above 1 count as 1.
+            `shown_abs_diff` is the same mean over the valid tokens.
         loud: share of the `hidden` tokens whose |log ratio| is larger than the |log ratio| of 99.9% of the valid
             tokens.
         holes: share of masked tokens between the first and the last valid token of their row.
@@ -458,7 +459,7 @@ class BaselineRatio(FiniteModel):
     def rose(self) -> bool:
         """Return True if K3 rose significantly: the lower one-sided 95% bound is above 1.
 
-        The bound is closer to the factor than the end of the two-sided interval.
+        This bound is closer to the factor than the lower end of the two-sided interval is.
         """
         if self.factor is None or self.interval is None:
             return False
@@ -700,7 +701,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
 
 def find_run(result: Result, name: str) -> str | None:
-    """Return `name` if a run has this name, else the name of the only run, else None."""
+    """Return `name` if a run has this name, else the name of the only run, or None if there are several runs."""
     return name if name in result.runs else next(iter(result.runs)) if len(result.runs) == 1 else None
 
 

@@ -23,9 +23,9 @@ class RankedCorrection(FiniteModel):
     All errors are squared errors of the policy gradient of one update, after the gradient is scaled by the best factor.
     The gradient is computed for a simple surrogate policy. `mse` is `bias2` (at least 0) plus `variance`. `gain` is the
     share of the uncorrected error that the correction removes, with its standard error. `loss_scale` is the factor by
-    which the correction scales the loss. `ties` is true if the error of the correction does not differ significantly
-    from the error of the first correction. `why` explains the rank. `config` contains the keys of the framework, and
-    `outcome` the result of a published run with this correction.
+    which the correction scales the loss. `ties` is true if the error does not differ significantly from the error of
+    the first correction. `why` explains the rank. `config` contains the keys of the framework, and `outcome` the result
+    of a published run with this correction.
     """
 
     name: str
@@ -84,7 +84,7 @@ class RunAdvice(TextView, FiniteModel):
 
     @property
     def runner_up(self) -> RankedCorrection | None:
-        """Return the second correction of the ranking, unless it mostly shrinks the loss."""
+        """Return the second correction of the ranking, or None if it mostly shrinks the loss."""
         second = self.advice[1] if len(self.advice) > 1 else None
         return None if second is None or second.loss_scale < MIN_LOSS_SCALE else second
 
@@ -180,12 +180,12 @@ def describe_gain(own: RankedCorrection) -> str:
 
 
 def candidate_label(name: str) -> str:
-    """Return the label of a candidate in running text."""
+    """Return the label of a candidate for use inside a sentence."""
     return "no correction" if name == "none" else name
 
 
 def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
-    """Compare your correction with the first correction of the ranking."""
+    """Compare the user's own correction with the first correction of the ranking."""
     if own.loss_scale < MIN_LOSS_SCALE:
         return f"{own.name} {own.why}"
     if own.ties:

@@ -78,7 +78,7 @@ def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str
 
 
 def _compare_errors(own: GradientMoments, other: GradientMoments) -> str:
-    """Name the parts of the error (bias, variance) that are larger than the parts of another candidate."""
+    """Name the part of the error (bias, variance) that is larger than for another candidate."""
     pairs = (("bias", max(own.bias2, 0.0), other.bias2), ("variance", own.variance, other.variance))
     return " and ".join(word for word, value, less in pairs if value > less) or "error"
 
@@ -168,7 +168,7 @@ def rank_corrections(
     """Rank corrections by the error of the gradient of one update.
 
     One update has `batch` sequences. The default is the number of sequences per step of the dump. The corrections in
-    `yours` are measured but not ranked, and limits do not apply to them.
+    `yours`, which the user has now, are measured but not ranked. Limits do not apply to them.
     """
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
@@ -260,7 +260,7 @@ def _reason_not_rankable(sample: RunSample, update: int) -> str:
 def measure_candidates(
     sample: RunSample, reference: BiasReference, corrections: Sequence[Correction], limits: Limits | None = None
 ) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
-    """Return the corrections within the limits, the inner products of their gradients, and why others are refused."""
+    """Return the corrections within the limits, the inner products of their gradients, and reasons against others."""
     if not corrections:
         return {}, {}, {}
     surrogate = Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)

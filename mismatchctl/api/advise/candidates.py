@@ -1,4 +1,4 @@
-"""Candidates for the advice: the sample of prompts, their costs, and the error of the policy gradient under each."""
+"""Candidates for the advice: a sample of prompts, and the costs and gradient errors of corrections on the sample."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
 class PromptSample:
     """The sequences of a run whose prompts have the smallest hashes.
 
-    A prompt is left out if prompts with smaller hashes fill the sample. More data only adds such prompts, so a prompt
-    that was left out stays out in any reading order.
+    A prompt is left out if prompts with smaller hashes fill the sample. With more data, a prompt that was left out
+    stays out, so the sample does not depend on the reading order.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class PromptSample:
 
 def _concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
     def joined(name: str, fill: Callable[[TokenBatch], NDArray[Any]] | None = None) -> NDArray[Any] | None:
-        """Join an attribute of all batches. If a batch lacks the attribute, `fill` computes it, or it is left out."""
+        """Join an attribute of all batches. For a batch without the attribute, `fill` computes it."""
         arrays = [getattr(batch, name) for batch in batches]
         if all(array is None for array in arrays):
             return None
@@ -326,7 +326,7 @@ CONVERGENCE_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction that is treated as unbiased."""
+    """The correction whose gradient is treated as unbiased."""
 
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
@@ -336,7 +336,7 @@ class BiasReference:
 
     @property
     def lower_bound(self) -> bool:
-        """Return True if the reference omits bias that the sample cannot show."""
+        """Return True if the reference may have a bias that the sample cannot show."""
         return self.is_heavy or self.is_per_token
 
 
@@ -345,7 +345,7 @@ def choose_reference(sample: RunSample) -> BiasReference:
 
     Sequence weights truncated at 10 have a finite variance at any length. Their mean shows how much of the weights the
     truncation removes. If this mean is outside `CONVERGENCE_RANGE`, the reference uses token weights. If k-hat exceeds
-    its limit, the sample lacks the important part of the tail, so a mean near 1 does not prove that little is missing.
+    its limit, the sample may lack the important part of the tail, even if this mean is near 1.
     """
     k_hat = sequence_k_hat(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))
@@ -389,8 +389,8 @@ class GradientMoments:
 class GradientProducts:
     """Inner products [batches, batches] of the gradients of batches, which determine all moments.
 
-    `own` contains products of the correction's gradients, and `reference` of the reference gradients. `across` contains
-    products of one gradient of each kind, and `apart` of differences between the two kinds.
+    `own` contains products of the correction's gradients, `reference` products of the reference gradients, `across`
+    products of a correction's and a reference gradient, and `apart` products of their differences.
     """
 
     own: Float64s
@@ -402,7 +402,7 @@ class GradientProducts:
         return len(self.own)
 
     def scaled(self, factor: float) -> GradientProducts:
-        """Return the products after the correction's gradients are multiplied by `factor`."""
+        """Return the inner products as if the correction's gradients were multiplied by `factor`."""
         # from the difference, so that small differences stay exact
         mixed = self.across - self.reference
         apart = factor**2 * self.apart + factor * (factor - 1) * (mixed + mixed.T) + (factor - 1) ** 2 * self.reference
@@ -412,7 +412,7 @@ class GradientProducts:
         """Estimate the mean gradient's projection on the reference gradient, relative to the reference's length.
 
         The estimate is noisy if batches are small. The estimate is therefore shrunk towards 1 and reduced by half of
-        its standard error. Otherwise, a correction that may lose the signal could win by its small variance.
+        its standard error. Without this reduction, a correction that loses the signal could win by its small variance.
         """
         length, length_without = _squared_norm_of_mean(self.reference)
         along, along_without = _squared_norm_of_mean((self.across + self.across.T) / 2)
@@ -528,7 +528,7 @@ def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np
 
 
 def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
-    """Return the mean over batches of first - second, and the standard error of this mean."""
+    """Return the mean difference `first` - `second` over batches, and its standard error."""
     difference = first - second
     return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
 

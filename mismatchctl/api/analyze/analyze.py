@@ -48,7 +48,7 @@ from mismatchctl.results.summary import fit_run_growth, summarize_runs
 
 
 def has_turn_parts(dump: Dump) -> bool:
-    """Return True if sequences contain several turns, False if the dump has one sequence per turn."""
+    """Return True if a sequence contains several turns, False if the dump has one sequence per turn."""
     for file in dump.files:
         if TURN_COLUMN in file.ignored:
             problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"
@@ -155,7 +155,7 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
 
 
 def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
-    """Choose the kernel. Only the local engine can use a GPU."""
+    """Choose the kernel. Choose the kernel by device and engine. Only the local engine can use a GPU."""
     if engine is None or isinstance(engine, (LocalEngine, IncrementalEngine)):
         return choose_kernel(tokens, device)
     if device == "cuda":

@@ -280,7 +280,10 @@ def _label_sort_key(label: Any) -> tuple[Any, ...]:
 def _build_series(
     estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
 ) -> dict[str, model.Series]:
-    """Build the rounded values by step of each estimate. The metrics in `tails` also get heavy-tail flags."""
+    """Build a series of rounded values over the steps for each estimate.
+
+    The metrics in `tails` also get heavy-tail flags.
+    """
     if not estimates:
         return {}
     value = np.stack([found.value[order] for found in estimates.values()])
@@ -333,7 +336,7 @@ def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
 
 
 def _build_distribution(pair: PairSums) -> model.Distribution:
-    """Build the histogram of log ratios, with bins that are `BINS_PER_BIN` times as wide as the counted bins."""
+    """Build the histogram of log ratios. `BINS_PER_BIN` counted bins are merged into each bin."""
     # First magnitude bin of each coarse bin, without the zero bin.
     inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)
     starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
@@ -352,7 +355,7 @@ def _build_distribution(pair: PairSums) -> model.Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
-    """Return the mean of each bin with standard errors over buckets of clusters. Empty bins are left out."""
+    """Return mean K3 by bin with standard errors over buckets (groups of clusters). Empty bins are left out."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
@@ -379,7 +382,7 @@ def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
 
 
 def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
-    """Merge the cells of a square grid into hexagons: each cell joins the nearer of two staggered lattices."""
+    """Merge the cells of a square grid into hexagons. Each cell joins the nearest center."""
     across, up = np.nonzero(grid)
     if not len(across):
         return model.JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])
@@ -426,7 +429,7 @@ _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
 def write_sequences(path: str | Path, parts: Iterable[bytes], plan: MeasurePlan, factors: NormalizationFactors) -> None:
-    """Write rows of `encode_rows`, in order, with normalized weights."""
+    """Write the rows that `encode_rows` returned to a file, in order, and normalize their weights."""
     import polars as pl
 
     release_memory()  # of the pass over the tokens

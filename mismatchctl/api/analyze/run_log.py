@@ -53,7 +53,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
         place = next((index for index, head in enumerate(heads) if head.lower() in STEP_NAMES), None)
         if place is None:
             problem = f"no step column: expected one of {', '.join(STEP_NAMES)}"
-            raise DataError(problem, file=path, remedy="add a column step to the table")
+            raise DataError(problem, file=path, remedy="add a column named step to the table")
         names = _metric_names(heads, Path(path).stem)
         for row in rows:
             if len(row) > place and row[place].strip():
@@ -94,7 +94,7 @@ def is_number(value: Any) -> TypeGuard[Decimal]:
 
 @dataclass(frozen=True)
 class PrintedDigits:
-    """The exponent of the last printed digit of a number, and the largest number of digits."""
+    """The precision of printed numbers: the exponent of the last digit, and the largest number of digits."""
 
     place: int = 0
     count: int = 0
@@ -106,7 +106,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """Return the size of one unit of the last digit, including trailing zeros that were not printed."""
+        """Return the size of one unit of the last digit, counting trailing zeros that were not printed as digits."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 
@@ -193,7 +193,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _scalar_of(value: Any) -> Decimal | None:
-    """Return the number in a summary with the digits of its type, or null for images, strings and histograms."""
+    """Return the number in a TensorBoard summary, or None for images, strings and histograms."""
     if value.HasField("simple_value"):
         return _printed(np.float32(value.simple_value))
     if not value.HasField("tensor") or any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
@@ -235,7 +235,7 @@ def _read_json_cells(path: Path) -> Iterator[tuple[str, str, Decimal]]:
         values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
         step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)
         if step is None:
-            raise DataError("missing step", file=str(path), row=number, remedy="add the key step to each row")
+            raise DataError("missing step", file=str(path), row=number, remedy="add a key named step to each row")
         label = step_label(step)
         for name, value in values.items():
             if isinstance(value, float) or (isinstance(value, str) and value.strip().lower() in _NOT_FINITE):
@@ -389,7 +389,7 @@ def _ranked_changes(values: Float64s) -> Float64s:
 
 
 def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
-    """Return the correlation of x with y `shift` steps earlier."""
+    """Return the correlation of x with the values of y `shift` steps earlier."""
     if shift > 0:
         x, y = x[shift:], y[:-shift]
     elif shift < 0:
@@ -398,7 +398,7 @@ def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
 
 
 def _correlation_scale(x: Float64s, y: Float64s) -> float:
-    """Return the variance of the cross-correlation of two unrelated series, times their length (Bartlett 1946)."""
+    """Return the variance of the correlation of two unrelated series, times their length (Bartlett 1946)."""
     most = min(_MAX_LAG, len(x) // 4)
     return max(
         1.0, 1 + 2 * sum(_lagged_correlation(x, x, k) * _lagged_correlation(y, y, k) for k in range(1, most + 1))
@@ -414,7 +414,7 @@ StepTables = list[tuple[StepKey, pa.Table]]
 
 
 def build_replay_table(batch: TokenBatch) -> pa.Table:
-    """Return the valid tokens with schema names."""
+    """Return the valid tokens as a table with the column names of the dump format."""
     offsets = pa.array(batch.segments.offsets)
     tokens = {f"{policy}_log_probs": batch.log_probs(policy) for policy in ("rollout", "train", "current")}
     tokens |= {
@@ -449,7 +449,7 @@ class LoggedSteps:
             self._open.setdefault(step, []).append(table)
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Replay the steps that are complete."""
+        """Compute the framework's metrics for the steps that are complete."""
         for step in [step for step in self._open if not may_grow(*step)]:
             tables = self._open.pop(step)
             shared = [name for name in tables[0].column_names if all(name in t.column_names for t in tables)]
@@ -502,7 +502,7 @@ LoggedValues = Mapping[str, Sequence[float | None]]
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Align the log with the steps of the dump. The framework's step offset is applied if more names then match."""
+    """Align the log with the steps of the dump. The framework's step offset is applied if more names match with it."""
     if not offset:
         return log
 

@@ -162,7 +162,10 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> model.Side:
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, model.Change]:
-    """Compare the metrics of every correction that both sides define in the same way, as `name/key`."""
+    """Compare the metrics of every correction that both runs define in the same way.
+
+    The metrics are named `name/key`.
+    """
     return {
         f"{correction.name}/{key}": tested
         for correction in first.corrections
@@ -257,7 +260,7 @@ def compare_metrics(
 def permutation_p_values(
     metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, float]:
-    """Return two-sided p-values by permuting clusters as the gate does, of K3 by layers of probability if possible."""
+    """Return two-sided p-values from permutations of clusters, as in the gate. K3 is tested by layers if possible."""
     reference, other = samples
     if not metrics or not all(map(len, samples)):
         return {}
@@ -493,7 +496,7 @@ def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.C
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """Return the contiguous parts whose share of the change exceeds their share of K3 most."""
+    """Return the adjacent parts with the largest excess of their share of the change over their share of K3."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

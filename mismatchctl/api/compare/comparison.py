@@ -42,7 +42,10 @@ ValuePair = tuple[float | None, float | None]
 
 
 class Side(FiniteModel):
-    """One of the compared runs. `growth` is the growth of K3 over its steps, as in the summary of `analyze`."""
+    """One of the compared runs.
+
+    `growth` is the growth of K3 over the steps of this run, as in the summary of `analyze`.
+    """
 
     name: str
     source: str
@@ -84,7 +87,7 @@ class Contribution(FiniteModel):
 
     `level` is the change because K3 of the bin's tokens is larger or smaller. `mix` is the change because the compared
     run has more or fewer of the bin's tokens. A bin contains the tokens with `low` <= quantity < `high`, where null
-    means no limit. A value has a `label` instead. `tokens` are the shares of the tokens on each side. `se` is the
+    means no limit. A step or a value has a `label`. `tokens` are the shares of the tokens on each side. `se` is the
     standard error of the contribution if there are cluster tables for steps or values, and otherwise the standard error
     of `level`.
     """
@@ -243,7 +246,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Compare two runs by the first primary metric that changed significantly, else by K3 and other metrics."""
+    """Judge by the first main metric that changed significantly. Without one, judge by K3 and the other metrics."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:
@@ -331,7 +334,7 @@ def contrast_details(contrast: Contrast) -> list[str]:
 
 
 def describe_doubt(contrast: Contrast) -> list[str]:
-    """Explain why a change of K3 whose interval excludes 0 is not significant, or why it was not tested."""
+    """Explain why a change of K3 is not significant although its interval excludes 0, or why it was not tested."""
     k3 = k3_change(contrast)
     return [k3.note] if k3.note else [k3.status] if k3.p is None and k3.status != "ok" else []
 

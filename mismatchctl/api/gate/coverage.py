@@ -44,7 +44,7 @@ def find_incompatibility(
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Limits of the gate's checks on the data. They do not belong to a rule."""
+    """Limits of the gate's checks on the data, which apply to all rules."""
 
     max_skipped: float = 0.01  # share of sequences, tokens or files left out as bad, or of repeated sequences
     max_missing: float = 0.05  # share of the baseline's steps, prompts or responses that the dump lacks
@@ -66,7 +66,7 @@ Match = tuple[str, RunResult, "RunResult | None"]
 def check_coverage(
     result: Result, rules: Sequence[Rule], baseline: Result | None, limits: Tolerances
 ) -> Iterator[Check]:
-    """Yield checks of skipped, unread, missing, repeated and masked data, and of data that hides a mismatch."""
+    """Yield checks for skipped, unread, missing, repeated and masked data, and for data that could hide a mismatch."""
     yield from _check_left_out(result, limits.max_skipped)
     if unread := result.provenance.unread:
         more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
@@ -133,7 +133,10 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files. The size of a skipped file estimates its contents."""
+    """Check the shares of skipped sequences, tokens and files.
+
+    The number of sequences in a skipped file is estimated from its size.
+    """
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -207,7 +210,10 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check the steps or values that a rule judges. A dump with other steps only is another part of the training."""
+    """Check that the dump has the steps or values that a rule judges.
+
+    If the two dumps have no step in common, steps are not checked.
+    """
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue
@@ -224,7 +230,7 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
-    """Check the missing shares. A dump of mostly other steps or prompts is another part of the training."""
+    """Check the missing shares. A dump from another part of the training has mostly other steps or prompts."""
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
         reason = f"{100 * empty[0]:.3g}% of the responses lack a valid token, in the baseline {100 * empty[1]:.3g}%"
@@ -377,7 +383,7 @@ def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iter
 
 
 def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check whether one column was saved twice: far more log-probs are bit-identical than in the baseline."""
+    """Check whether one column was saved twice. Then far more log-probs are bit-identical than in the baseline."""
     if any(rule.metric == "bitwise_all" and rule.min is not None for rule in rules):
         return
     share, before = _value(run, "bitwise_share"), None if accepted is None else _value(accepted, "bitwise_share")
@@ -467,7 +473,7 @@ def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Che
 
 
 def _shares_distance(here: Float64s, there: Float64s) -> float:
-    """Return the share of counts that would have to change bins."""
+    """Return the share of counts that would have to move to other bins to make two histograms equal."""
     return float(np.abs(here / max(here.sum(), 1.0) - there / max(there.sum(), 1.0)).sum() / 2)
 
 

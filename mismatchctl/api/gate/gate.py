@@ -107,7 +107,7 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write sorted keys and one row of numbers per line, to a file or to the next number of a folder."""
+    """Write a baseline as JSON with sorted keys, to a file or to the next numbered file of a folder."""
     content = ("".join(_format_json_lines(baseline.to_data())) + "\n").encode()
     write_atomically(NextNumber(place) if place.is_dir() else place, content)
     return place
@@ -162,7 +162,7 @@ def load_result(
             try:
                 named[rule.correction] = find_preset(rule.correction)
             except ConfigError as error:
-                raise ConfigError(f"rule {rule.text}: {error}; `mismatchctl presets` lists them") from None
+                raise ConfigError(f"rule {rule.text}: {error}; `mismatchctl presets` lists the presets") from None
     return analyze(
         dumps, list(named.values()), rename=rename, by=[*by], progress=progress, every_cluster=True,
         micro_batch_size=micro_batch_size, engine=engine, on_bad=on_bad,
@@ -255,7 +255,7 @@ def _judge_log(rule: Rule, run: LoggedValues, kind: BoundKind) -> Check:
 
 
 def _find_name(metric: str, run: LoggedValues) -> str | None:
-    """Find the logged name that a rule means: the same name, the name without its prefix, or the same quantity."""
+    """Find the logged name that a rule means: an equal name, else a name without its prefix, else an equal quantity."""
     if metric in run.values:
         return metric
     same = [name for name in run.values if name.rpartition("/")[2] == metric]

@@ -85,7 +85,7 @@ def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
     groups = run.groups if rule.per == "step" else run.by.get(rule.per)
     if groups is None:
         problem = f"the Result is not broken down by {rule.per}"
-        raise DataError(problem, remedy=f"analyze with {option('by', rule.per)}, or name the dump itself")
+        raise DataError(problem, remedy=f"analyze with {option('by', rule.per)}, or pass a dump")
     return [JudgedPlace(run, rule.per, groups, index) for index in range(len(groups.labels))]
 
 
@@ -96,7 +96,7 @@ def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
     if groups is None or label not in groups.labels:
         problem = f"{place.name} is missing in the baseline"
-        raise DataError(problem, remedy=f"save a baseline with a rule per={place.per}")
+        raise DataError(problem, remedy=f"save a baseline with a rule that contains per={place.per}")
     return JudgedPlace(whole.run, place.per, groups, groups.labels.index(label))
 
 
@@ -129,7 +129,7 @@ class Baseline:
 
 @dataclass
 class _Case:
-    """One bound of a rule at one place, its check, and the place of the baseline to compare with."""
+    """One bound of a rule at one place, with its check and the matching place of the baseline."""
 
     rule: Rule
     target: RuleTarget
@@ -189,7 +189,7 @@ def judge(
 
 
 def _confirm_failure(check: Check, *, significant: bool) -> None:
-    """Keep a failure that is significant. Otherwise, only values within their limits and rare tokens pass."""
+    """Keep a significant failure. A failure that is not significant becomes passed or undecided."""
     exceeds = exceeds_limit(check)
     if significant:
         check.reason = "" if exceeds else STATISTIC_REASONS.get(check.statistic, "")
@@ -368,7 +368,7 @@ def _explain_missing_layers(cases: Sequence[_Case]) -> Iterator[str]:
 
 
 def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
-    """Judge a value by its limit and its interval: undecided if only the interval is within the limit."""
+    """Judge a value by its limit and its interval."""
     check, found = case.check, place.recorded(case.target.key, case.target.correction)
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences").value or 0)
@@ -386,7 +386,7 @@ def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(case: _Case) -> tuple[float, float, float] | None:
-    """Return the limit, and its lowest and highest value given the standard error of the baseline."""
+    """Return the limit, and its lowest and highest value within the standard error of the baseline."""
     check, bound = case.check, case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound

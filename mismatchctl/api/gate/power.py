@@ -60,7 +60,7 @@ class ClusterSizes:
 
 
 class _SimulatedGate:
-    """The gate's test of dumps of some size, whose clusters are drawn from known clusters with a planted rise.
+    """A simulation of the gate's test on dumps of a given size. Known clusters are drawn, and a rise is added to them.
 
     Without a baseline, dumps do not share clusters. Shared clusters come first in a sample.
     """
@@ -113,7 +113,7 @@ class _SimulatedGate:
         return bool(power >= TARGET_POWER)
 
     def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
-        """Return the statistics of each cluster with and without the rise [N, K], and their weights [K]."""
+        """Return the statistics of each cluster with and without the added rise [N, K], and weights [K]."""
         layers, sizes, sample = self._layers, self._sizes, self._sample
         if layers is None:
             statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
@@ -129,7 +129,7 @@ class _SimulatedGate:
         return [self._center(np.stack(each, axis=1)) for each in sides], weights
 
     def _center(self, values: Float64s) -> Float64s:
-        """Shift the values of the new sample to the mean of the baseline, without a change of the noise."""
+        """Shift the values of the new sample to the mean of the baseline, and keep their noise."""
         blocks = [each for each in (values[: self._second], values[self._second :]) if len(each)]
         return np.concatenate([blocks[-1].mean(axis=0) + _inflated_deviations(each) for each in blocks])
 
@@ -139,7 +139,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Return deviations from the mean, enlarged because few effective clusters underestimate the spread."""
+    """Return deviations from the mean, enlarged because a few effective clusters underestimate the spread."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
@@ -186,7 +186,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the critical p-value of a family that fails in a share of `level` of the draws without a change."""
+    """Return the critical p-value at which a share `level` of the draws without a change fails."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -205,7 +205,10 @@ def detectable_factor(
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number above 1 for which `found` is true, to 0.5%. `found` must be monotone."""
+    """Return the smallest number above 1 for which `found` is true, with a precision of 0.5%.
+
+    `found` must be monotone.
+    """
     low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2
@@ -247,7 +250,7 @@ def required_sample_size(
     run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
     allowance: Allowance, level: float,
 ) -> SampleSizePlan:  # fmt: skip
-    """Estimate the data that finds a rise beyond the allowed increase, if both dumps have equally many clusters."""
+    """Estimate the data needed to detect a rise beyond the allowed increase, with two dumps of the same size."""
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
     @cache

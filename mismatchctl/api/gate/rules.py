@@ -120,7 +120,10 @@ BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 
 
 def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
-    """Parse `k3:max=0.01,per=step`, inline YAML or a file of rules. A metrics log may contain `any_name`."""
+    """Parse `k3:max=0.01,per=step`, inline YAML or a file of rules.
+
+    With `any_name`, a rule may name any metric, as in a metrics log.
+    """
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text), any_name)
     where = wording(python=f"rule {text!r}", command=f"--rule {text}")
@@ -145,7 +148,7 @@ def _read_rules(path: Path, any_name: bool) -> list[Rule]:
     data = read_data(path, decimal=True)
     items = data.get("rules", data) if isinstance(data, dict) else data
     if isinstance(data, dict) and "rules" in data and (extra := sorted(map(str, data.keys() - {"rules"}))):
-        raise ConfigError(f"{path}: unknown key {extra[0]!r}. The file may only contain the key rules")
+        raise ConfigError(f"{path}: unknown key {extra[0]!r}. The only key of the file must be rules")
     items = items if isinstance(items, list) else [items]
     if not items:
         raise ConfigError(f"{path}: the list of rules is empty. Write a rule such as {{metric: k3, max: 0.01}}")
@@ -173,7 +176,7 @@ def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
 
 
 def _check_unit(rule: Rule, metric: Metric, data: Mapping[str, Any], where: str) -> None:
-    """Refuse a percentage of nats, and a share above 1, which a value never reaches."""
+    """Refuse a percentage for a metric in nats, and a bound above 1 for a share."""
     for key, bound in (("max", rule.max), ("min", rule.min)):
         if bound is None:
             continue

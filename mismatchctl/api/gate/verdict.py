@@ -256,7 +256,10 @@ _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder", "tail": "ta
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
-    """Describe whether K3 of rare or of typical tokens rose. Return "" if the Result has no layers of K3."""
+    """Describe whether K3 of rare or of typical tokens rose.
+
+    If the Result has no K3 by probability of the tokens, return "".
+    """
     found = []
     for part in check.parts:
         if part.rise is not None:
@@ -349,7 +352,7 @@ def _describe_doubt(check: Check) -> str:
 
 
 def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
-    """Return the checks of a rule and run to show, and the number of passed checks that are not shown."""
+    """Select the checks of one rule and run to show, and count the passed checks that are not shown."""
     if len(checks) <= MAX_SHOWN_CHECKS:
         return list(checks), 0
     shown = sorted(checks, key=lambda check: -_OUTCOME_ORDER.index(check.outcome))

@@ -73,7 +73,7 @@ def make_forecasts(
     sample: SequenceSample,
     groups: pl.LazyFrame,
 ) -> tuple[Forecast, ...]:
-    """Predict at the points that `sample` contains, for each run."""
+    """For each run, predict at the points that `sample` contains."""
     found = []
     for run in runs:
         own = sample.of_run(run)
@@ -170,7 +170,7 @@ class Sweep(View):
 
     @cached_property
     def marks(self) -> tuple[PresetMark, ...]:
-        """Return the presets that are marked on the axes. Their files are read on first access."""
+        """Return the presets that are marked on the axes. The files of the presets are read on first access."""
         return preset_marks(self.studies, load_presets())
 
     @property
@@ -251,7 +251,7 @@ class Sweep(View):
 
 
 def preset_marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[PresetMark, ...]:
-    """Return the presets that use the varied rule, with their thresholds."""
+    """Return the presets that have the same kind of rule as the varied one, with their thresholds."""
     found = []
     for study in studies:
         for axis in study.axes:
@@ -283,7 +283,7 @@ def preset_values(preset: Correction, base: Correction, path: str) -> list[float
 
 
 def _bounds_at(found: Any, rest: Sequence[str], *, signed: bool) -> list[float]:
-    """Return the number that a bound contains: an end of an interval, or the upper bound of a symmetric interval."""
+    """Return the threshold in a bound: an end of an interval, or the upper end of a symmetric interval."""
     if isinstance(found, tuple):
         low, high = found
         if rest:
@@ -315,7 +315,7 @@ _ROUNDING_BITS = 33  # ten significant digits
 def pareto_mask(costs: Float64s) -> Bools:
     """Return flags of the rows [P, objectives] that no other row dominates.
 
-    Low values are good. Of equal rows, only the first row is flagged.
+    Low values are good. If rows are equal, only the first of these rows is flagged.
     """
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
@@ -388,7 +388,7 @@ def order_by_strictness(study: Study) -> list[int]:
 
 
 def _bound_strictness(correction: Correction, path: str) -> float:
-    """Return a sort key for the strictness of the bounds at a field, 0 if the field is not a bound."""
+    """Return a sort key for the strictness of the bound at a field. The key is 0 if the field is not a bound."""
     parts = path.split(".")
     is_entry = len(parts) > 1 and parts[-2] in INTERVAL_FIELDS
     if not is_entry and parts[-1] not in (*INTERVAL_FIELDS, "truncate"):

@@ -136,7 +136,7 @@ class Study:
 
     @cached_property
     def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
-        """Return the distinct variants of each varied rule, and the index of the variant at each point [P]."""
+        """For each varied rule, return its distinct variants and the index of the variant at each point [P]."""
         axes: dict[str, list[int]] = {}
         for number, path in enumerate(self.paths):
             axes.setdefault(_rule_of(path), []).append(number)

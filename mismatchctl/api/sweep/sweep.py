@@ -73,7 +73,7 @@ class _RunSums:
 
 
 class SweepAccumulator(GroupMerger[list[FamilySums]]):
-    """Sums of the parts of a dump in input order, with the rows of their groups."""
+    """Adds up the sums of a dump in input order, and keeps the rows of complete groups."""
 
     closing_size = 1 << 20
 
@@ -246,7 +246,7 @@ def sweep(
 ) -> Sweep:
     """Evaluate every point of every study in one pass."""
     if not chosen:
-        raise ConfigError("no study given: a sweep needs at least one study, also with targets")
+        raise ConfigError("no correction given: a sweep needs at least one correction with varying thresholds")
     check_correction_names([study.correction for study in chosen])
     parts = [(number, family) for number, study in enumerate(chosen) for family in group_families(study.grid)]
     kinds = [

@@ -37,7 +37,9 @@ def all_layouts() -> dict[str, FileLayout]:
 def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
     if framework and framework not in all_layouts():
         known = ", ".join(all_layouts())
-        raise ConfigError(f"--from {framework}: not known{suggestion(framework, all_layouts())}; there are {known}")
+        raise ConfigError(
+            f"--from {framework}: unknown framework{suggestion(framework, all_layouts())}; known: {known}"
+        )
     return [all_layouts()[framework]] if framework else list(all_layouts().values())
 
 

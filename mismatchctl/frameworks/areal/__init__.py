@@ -201,7 +201,7 @@ class Areal(PlainFramework):
         if gone := sorted(key for key in map(str, given) if _REMOVED_KEYS.fullmatch(key)):
             raise ConfigError(
                 f"areal no longer supports {gone[0]} (to_structured_cfg in api/cli_args.py raises ValueError): write "
-                "rejection_sampling with action mask or clamp, and upper"
+                "rejection_sampling with the keys action (mask or clamp) and upper"
             )
         options = super().read(native)
         rule = options["rejection_sampling"]

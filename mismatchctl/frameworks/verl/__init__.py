@@ -301,7 +301,7 @@ def _expand_factory(factory: Sequence[Any], given: Keys) -> Keys:
 
 def read_call(call: PythonCall) -> Keys:
     if call.computed:
-        raise ConfigError(f"line {call.line}: {call.computed[0]} is not a constant keyword argument")
+        raise ConfigError(f"line {call.line}: {call.computed[0]} must be passed by keyword, with a constant value")
     if call.brings_more:
         raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
     return {"rollout_correction": _expand_call(call)}
@@ -319,7 +319,7 @@ def _expand_call(call: PythonCall) -> Keys:
         if call.given.keys() <= factory[-1].keys():
             return _expand_factory(factory, call.given)
     wanted = ", ".join(known[0][-1])
-    raise ConfigError(f"line {call.line}: {CONFIG_CLASS}.{call.function} takes {wanted or 'nothing'}")
+    raise ConfigError(f"line {call.line}: {CONFIG_CLASS}.{call.function} accepts {wanted or 'no arguments'}")
 
 
 def _read_rows(file: File) -> Iterator[Row]:

@@ -99,7 +99,7 @@ def _find_release(word: str) -> VerlVersion:
     older = [name for name in RELEASES if _numbers(name) <= _numbers(word)]
     if not older:
         raise ConfigError(
-            f"verl@{word}: rollout correction came with verl 0.6.1. For the months before, use verl@2025-10."
+            f"verl@{word}: verl has rollout correction since 0.6.1. For earlier versions, use verl@2025-10."
         )
     found = RELEASES[older[-1]]
     return replace(found, note=f"verl {word} is not known, read as {older[-1]}")

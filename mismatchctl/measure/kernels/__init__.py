@@ -52,7 +52,7 @@ def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
 
             return DeviceKernel(found)
         if device == "cuda":
-            raise ConfigError(f"{option('device', 'cuda')}: {problem}; leave {option('device')} out for the CPU")
+            raise ConfigError(f"{option('device', 'cuda')}: {problem}; leave {option('device')} out to use the CPU")
     if not is_worth_compiling(tokens):
         return NUMPY_KERNEL
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL

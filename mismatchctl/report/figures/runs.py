@@ -50,8 +50,8 @@ CHARTS = (
                "The variance that importance weights per token or per sequence add to the gradient.",
                _tokens_and_sequences("chi2")),
     TrendChart("ess", "Effective sample size without correction", "effective sample size", "percent",
-               "The share of the data that counts after weighting by untruncated ratios. The share for sequences "
-               "collapses first.",
+               "The share of the data that counts after weighting by untruncated ratios. The share of sequences "
+               "falls before the share of tokens.",
                _tokens_and_sequences("ess")),
     TrendChart("ppl", "Perplexity", "perplexity", "log",
                "If the two lines separate, the two sides have different distributions.",

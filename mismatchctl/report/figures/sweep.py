@@ -23,7 +23,7 @@ from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, Refere
 MAX_START_REJECTION = 0.05
 """The explorer opens at a point that rejects at most this share of tokens, if there is one."""
 _MAX_NAMED = 6
-"""Number of points on a Pareto front that get a name."""
+"""Maximum number of labeled points on a Pareto front."""
 
 
 @dataclass(frozen=True)

@@ -149,14 +149,14 @@ def _ranking_table(advice: api.RunAdvice) -> doc.Table:
     columns = [
         doc.Column("correction", lambda own: own.name, "name"),
         doc.Column("error", lambda own: f"{own.mse / scale:.3f}", drop=0,
-                   description="error of one update's gradient, after the best scaling of the gradient"),
+                   description="squared error of one update's gradient, scaled by the best factor"),
         doc.Column("bias²", lambda own: f"{max(own.bias2, 0.0) / scale:.3f}", drop=4,
                    description="part of the error that remains with any amount of data"),
         doc.Column("variance", lambda own: f"{own.variance / scale:.3f}", drop=5,
                    description="part of the error that more data removes"),
         doc.Column("rejected", lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0", drop=0,
                    description="rejected share of the tokens"),
-        doc.Column("loss scale", lambda own: f"{own.loss_scale:.3g}", drop=1, description="factor on the loss"),
+        doc.Column("loss scale", lambda own: f"{own.loss_scale:.3g}", drop=1, description="factor of the loss"),
         doc.Column("ESS", lambda own: f"{own.ess:.2f}", drop=1, description="effective sample size of tokens"),
         doc.Column("why", lambda own: own.why, "prose", 6),
     ]  # fmt: skip
@@ -187,7 +187,7 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
             )
     first = advice.advice[0].name
     return Figure(
-        name, f"{first} is advised, of {len(errors)} candidates" if len(errors) > 1 else f"{first} is advised",
+        name, f"{first} is advised, out of {len(errors)} candidates" if len(errors) > 1 else f"{first} is advised",
         "Lower left is better. More data reduces the variance but not the bias. A point at the left "
         "end has no significant bias.",
         Axis("bias²", x[0]), Axis("variance (falls with more data)", y[0]), tuple(marks),

@@ -166,7 +166,7 @@ def format_example(example: Example) -> str:
 
 
 def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
-    shares = f"the rollout's share of the squared rollout-trainer gap is {_format_share(sides.rollout_share)}"
+    shares = f"the rollout's share of the squared log ratio is {_format_share(sides.rollout_share)}"
     rows = [("found", sides.summary), ("split", f"{shares}, of K3 {_format_share(sides.rollout_share_k3)}")]
     ratio = sides.reference_over_rollout
     if ratio.value is not None:

@@ -157,7 +157,7 @@ def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.
         title = "no plan: --plan needs a rule that limits the rise of a mean, such as k3:increase=25%"
         return doc.Document(doc.Headline(title, status="CHECK"))
     rise, most = f"{100 * needs[0].regression:g}%", max(need.sequences or 0 for need in needs)
-    title = f"{most:,} sequences on each side find a rise of {rise} in at least 4 of 5 dumps"
+    title = f"with {most:,} sequences on each side, the gate finds a rise of {rise} in at least 4 of 5 dumps"
     columns = [
         doc.Column("run and metric", lambda need: f"{need.run} {need.metric}", "text"),
         doc.Column("needs sequences", lambda need: format_number(need.sequences, "sequences"), drop=0),

@@ -39,7 +39,7 @@ def read_saved(paths: Sequence[Path]) -> tuple[View, Document]:
     other = next((path for path, kept in found if not isinstance(kept, (Result, Sweep))), None)
     results = {path: kept for path, kept in found if isinstance(kept, Result)}
     if other is not None or not results:
-        problem = "only results of analyze, and sweeps with them, share a page"
+        problem = "only results of analyze, alone or with sweeps, can share a page"
         raise DataError(problem, file=str(other or paths[0]), remedy="pass this file alone")
     names, every = [name for result in results.values() for name in result.runs], list(results.values())
     merged = every[0].model_copy(deep=True)
