@@ -347,7 +347,6 @@ class Framework(ABC):
     # True for YAML 1.1, where 1e-4 is a string. False for OmegaConf, where `${a.b}` is replaced by another value.
     reads_yaml_1_1: bool = False
     log_step_offset: int = 0  # a batch's step in the log minus its generation step
-    log_prefix: str = ""  # start of the names in `meanings` that `Replay.logged` leaves out
     note: str = ""  # date or commit of the code, if the version is not a date
 
     @property

@@ -41,11 +41,10 @@ class MetricLookup:
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is a key of the registry.
     meanings: tuple[LoggedMetric, ...]  # one meaning for each kind of configuration. Empty for a key of the registry.
-    # `metrics` (in a run of a Result), `corrections` (in each of its corrections) or `logged` (the framework's logged
-    # values per step and correction, in a Result made with `framework` or in `Replay.logged`). Values of
-    # a loss that it does not contain are not computed.
+    # `metrics` (in a run of a Result), `corrections` (in each of its corrections), or `logged` if only the framework
+    # computes the value
     source: Literal["metrics", "corrections", "logged"]
-    key: str  # the key in the source
+    key: str  # the key in the source. Empty if the source is `logged`.
     status: str = "ok"  # `ok`, or a note that no code has logged the name. The number is then the documented formula's.
 
 
@@ -109,8 +108,7 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
     metric = _find_metric(meanings, correction)
     if metric is not None:
         return MetricLookup(name, title, meanings, keys[metric.key], metric.key, status)
-    code = (meanings[0].logged_as or meanings[0].name).removeprefix(load_framework(title).log_prefix)
-    return MetricLookup(name, title, meanings, "logged", code, status)
+    return MetricLookup(name, title, meanings, "logged", "", status)
 
 
 def canonical_name(name: str) -> str:

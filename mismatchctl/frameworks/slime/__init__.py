@@ -260,7 +260,6 @@ class Slime(Framework):
 
     columns: Mapping[str, str] = read_table(__file__, "options.yaml")["columns"]
     reads_yaml_1_1 = True
-    log_prefix = "train/"
 
     def __init__(self, version: SlimeVersion) -> None:
         self.name, self.version, self.about = version.framework, version.name, version
