@@ -85,7 +85,7 @@ class Segments:
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield ranges of whole segments, with a limit on the tokens and segments per range.
 
-        A longer segment is a range alone.
+        A segment above the limit becomes a range of its own.
         """
         start = 0
         while start < len(self):

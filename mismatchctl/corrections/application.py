@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import MISMATCH_SOURCE, ClampLevel, Correctio
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected tokens: the tokens in `tokens` [T] of the sequences in `sequences` [S]."""
+    """The tokens that are flagged in `tokens` [T] and belong to a sequence that is flagged in `sequences` [S]."""
 
     segments: Segments
     sequences: Bools
@@ -58,7 +58,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Collects the values that a gate with `over: batch` compares. The gate never drops values inside the bound."""
+    """Collects the values of a step that a gate with `over: batch` compares.
+
+    Values inside the bound are never dropped.
+    """
 
     gate: Gate
     count: int = 0  # number of the values inside the bound
@@ -77,7 +80,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value, how many values equal to it are dropped, and whether smaller ones stay."""
+        """Return the smallest dropped value, the number of dropped copies of it, and True if smaller values are kept."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -309,7 +312,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return minus the log of a random number per token or sequence, fixed by seed, file, row and position."""
+    """Return minus the log of a random number per token or sequence, determined by seed, file, row and position."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -394,7 +397,7 @@ class Weights:
 
     @cached_property
     def log_ratio(self) -> Float64s:
-        """Return the log ratio at the level of the rule, without a clamp."""
+        """Return the log ratio, summed or averaged to the level of the rule, without a clamp."""
         rule, ratios = self.rule, self.ratios
         if rule.level == "token":
             return ratios.log_ratio
@@ -417,7 +420,7 @@ class Weights:
 
     @cached_property
     def raw_excess(self) -> Float64s:
-        """Return the weights without a bound, minus 1, which keeps the digits of weights near 1."""
+        """Return weight minus 1, before bounds are applied. The difference keeps the digits of weights near 1."""
         if self.are_ratios:
             return self.ratios.excess
         if self._limit == LOG_RATIO_BOUND:
@@ -448,7 +451,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Apply the bounds to weights that are given as the distance from `origin`."""
+        """Apply the bounds to weights that are given as differences from `origin`."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:
@@ -477,7 +480,7 @@ def normalization_divisor(mean: Float64s) -> Float64s:
 
 @dataclass(frozen=True)
 class CorrectedBlock:
-    """Result of a correction for a block: weights, rejected tokens of each gate, and remaining tokens."""
+    """Result of a correction for a block of sequences: weights, rejected tokens of each gate, and remaining tokens."""
 
     weights: Weights | None  # null if the correction has no weight rule (every weight is 1)
     gates: tuple[GateOutcome, ...]  # one outcome per gate, in order
@@ -538,7 +541,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Return the sequences [S] that may contain a token outside a bound, judged by their extremes."""
+    """Return the sequences [S] that may contain a token outside a bound, given their smallest and largest ratio."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight

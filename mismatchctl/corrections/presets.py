@@ -185,10 +185,7 @@ def describe_traits(name: str, correction: Correction) -> dict[str, str]:
 
 
 def _count_policies(correction: Correction) -> int:
-    """Count the policies that the loss uses: rollout, current, and the trainer's recomputation.
-
-    With three policies, the clip of the loss does not depend on the rollout's batches.
-    """
+    """Count the policies that the loss uses: rollout, current, and the trainer's recomputation."""
     uses_rollout = correction.weight is not None or bool(correction.gates)
     return 3 if correction.loss == "ppo" and uses_rollout else 2
 

@@ -164,7 +164,7 @@ class TensorBatch:
 
     @property
     def ratios(self) -> Ratios:
-        """Return the ratios of train over rollout, without tokens of train probability 0."""
+        """Return the ratios of train to rollout probability, without tokens of train probability 0."""
         batch, possible = self.batch, self.batch.train > -np.inf
         if possible.all():
             return Ratios(batch.train, batch.rollout, batch.segments)

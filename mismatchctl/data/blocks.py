@@ -457,7 +457,10 @@ BATCH_ROWS = 1 << 16
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with a row per sequence. Large parts are decoded in pieces, by the file alone."""
+    """Decode a part of a file with a row per sequence.
+
+    Large parts are decoded in pieces, whose sizes depend only on the file.
+    """
     rows = None
     if unit.tokens > BATCH_TOKENS * 3 // 2 or unit.rows > BATCH_ROWS:
         rows = max(1, min(unit.rows * BATCH_TOKENS // max(unit.tokens, 1), BATCH_ROWS))
@@ -557,7 +560,10 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the elements of an unchecked column. In a partial column, tokens of lists of other lengths are null."""
+    """Return the elements of an unchecked column.
+
+    If a partial column has a list of a wrong length, its tokens are null.
+    """
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)
@@ -569,7 +575,7 @@ def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths:
 
 
 def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: Ints) -> Iterator[Fault]:
-    """Yield faults for null lists, and for lists of another length than the first required column."""
+    """Yield faults for null lists, and for lists whose length differs from the length in the first required column."""
     reference = lists[REQUIRED_COLUMNS[0]]
     for column, mine in lists.items():
         if mine.null is not None:
@@ -593,7 +599,10 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with a row per token. `broken` contains sequences that are split over several places."""
+    """Decode a part of a file with a row per token.
+
+    `broken` contains sequences whose tokens are in several separate places.
+    """
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()

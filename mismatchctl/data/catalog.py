@@ -424,7 +424,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
 
 
 def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
-    """Raise an error if the files of a run have different types for a column, or leave out the unusual files."""
+    """Check that the files of a run have the same type for a column. Raise an error, or leave out the unusual files."""
     remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
@@ -469,7 +469,7 @@ UNIT_TOKENS = 3 << 20
 
 @dataclass(frozen=True)
 class _Survey:
-    """Starts and keys of the sequences. `cuttable` is false where only the step changes, which the reader must see."""
+    """Starts and keys of the sequences. A part must not begin at a sequence whose `cuttable` is false."""
 
     starts: Ints
     keys: pa.Table
@@ -575,7 +575,7 @@ def _survey_file(file: DumpFile) -> _Survey:
 
 
 def _long_units(file: DumpFile, survey: _Survey) -> Iterator[ReadUnit]:
-    """Yield parts that start at the first sequence of a row group."""
+    """Yield parts. Each part starts at the first sequence of a row group."""
     cuts: list[tuple[int, int]] = []
     edges = np.searchsorted(survey.starts, np.append(0, np.cumsum(file.contents.rows))).tolist()
     for row_group, (begin, end) in enumerate(pairwise(edges)):

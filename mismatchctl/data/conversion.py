@@ -163,7 +163,7 @@ def open_parquet_dump(place: str) -> Dump:
 
 
 def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Read all columns of a file and its Hive partition under canonical names, at most `rows` rows at once."""
+    """Read all columns of a file and its Hive partition with canonical names, at most `rows` rows at a time."""
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
@@ -434,7 +434,7 @@ class _Row:
         return DataError(problem, file=str(self.side.path), row=self.number, column=column, remedy=remedy)
 
     def windows(self) -> list[_Window]:
-        """Return the possible responses: the span of the mask, all values, and the values before padding."""
+        """Return possible positions of the response: the span of the mask, all values, and the values before padding."""
         found: list[_Window] = []
         for name in self.side.sources:
             values = self.get(name)
@@ -466,7 +466,7 @@ def _span(flags: Sequence[Any]) -> slice:
 
 
 def _join(rollout: _Row, train: _Row) -> tuple[dict[str, Any], bool]:
-    """Return the joined row, and whether the token ids of the two files differ."""
+    """Return the joined row, and True if the token ids of the two files differ."""
     sides = list(zip((rollout, train), _match_windows(rollout.windows(), train.windows()), strict=True))
     row: dict[str, Any] = {}
     tokens = []

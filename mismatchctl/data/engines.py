@@ -49,7 +49,7 @@ class Engine(Protocol):
 
 
 def list_shards(dump: Dump) -> Iterator[Shard]:
-    """Group the parts of a dump into shards. The cuts depend only on each file."""
+    """Group the parts of a dump into shards. The division of a file depends only on this file."""
     for _, own in groupby(dump.units, key=lambda unit: unit.file.index):
         units: list[ReadUnit] = []
         total = 0
@@ -125,7 +125,10 @@ class LocalEngine:
 
 @dataclass
 class IncrementalEngine:
-    """Runs work on a growing dump again and again. The results of unchanged files are kept in memory."""
+    """An engine for a growing dump, which runs work on it repeatedly.
+
+    The results of unchanged files are kept in memory.
+    """
 
     engine: Engine
     _parts: dict[bytes, bytes] = field(default_factory=dict)

@@ -218,7 +218,10 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Convert whole floats to integers and NaN to `None`. Other ids become strings, but a fractional step stays."""
+    """Convert ids that are floats: whole numbers to integers, NaN to `None`, other ids to strings.
+
+    A fractional step is kept.
+    """
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
     if are_whole.all():
@@ -253,7 +256,10 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Convert values to strings or flags. Bytes that are not UTF-8 are escaped, also in strings, as Parquet allows."""
+    """Convert values to strings or flags.
+
+    Bytes that are not UTF-8 are escaped, also in strings, because Parquet files can contain such strings.
+    """
     kind = plain_type(array.type)
     is_fixed = pa.types.is_fixed_size_binary(kind)
     if describe_type(kind) == TEXT_TYPE or describe_type(kind).endswith("binary") or is_fixed:
@@ -273,7 +279,7 @@ def _object_array(values: list[Any]) -> NDArray[Any]:
 
 
 def find_changes(array: pa.Array) -> Bools:
-    """Return flags [N - 1] of the values that differ from the previous value. Nulls are equal, and NaN are equal."""
+    """Return flags [N - 1] of the values that differ from the previous value. Null equals null, and NaN equals NaN."""
     import pyarrow.compute as pc
 
     if "view" in str(array.type):
@@ -603,7 +609,10 @@ class ParquetContents(FileContents):
         return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Return why some row groups are far larger than their file. Each log-prob takes at least one bit."""
+        """Return a problem if a column takes far more memory than the file, else None.
+
+        Each log-prob takes at least one bit.
+        """
         for group in groups:
             row_group = self.footer.row_group(group)
             for name in columns:
@@ -658,7 +667,10 @@ class ParquetContents(FileContents):
         )
 
     def _leaf(self, column: str) -> int | None:
-        """Return the index of the first leaf of a column, which has its statistics and sizes."""
+        """Return the index of the first leaf of a column.
+
+        The metadata of this leaf have the column's statistics and sizes.
+        """
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path
             if path == column or path.startswith(f"{column}."):

@@ -55,7 +55,10 @@ class UnopenedFile:
 
 @dataclass(frozen=True)
 class _PathArgument:
-    """One run: its files, and the parts of its name. `exact` distinguishes arguments with the same parts."""
+    """One run: its files, and the parts of its name.
+
+    `exact` is the full path, which distinguishes arguments with the same parts.
+    """
 
     shown: str
     files: tuple[str, ...]
@@ -66,7 +69,7 @@ class _PathArgument:
 
     @classmethod
     def of(cls, shown: str, files: Iterable[str], named: str | None = None, foreign: bool = False) -> _PathArgument:
-        """Build a run that is named like the path `named`, by default like `shown`."""
+        """Build a run whose name comes from the path `named`, by default from `shown`."""
         exact, ordered = _path_parts(shown), tuple(sorted(files, key=natural_key))
         return cls(shown, ordered, exact if named is None else _path_parts(named), exact, foreign)
 

@@ -51,7 +51,7 @@ class Fault:
     def column_error(
         self, path: str, name: str, rows: int, extent: tuple[float, float], count: Callable[[], int]
     ) -> DataError:
-        """Return an error about all rows if all rows have the fault, else about the first row."""
+        """Return an error about all rows if all rows have the fault. Otherwise, the error is about the first row."""
         found = self.pattern or self._describe_all(rows, *extent)
         if rows < _FEWEST_ROWS or found is None or count() < rows:
             return self.error(path, name)
@@ -97,7 +97,7 @@ _ENDS = {
 
 
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
-    """Return the position of the extra elements in the longer list of most pairs, or ""."""
+    """Return the position at which most of the longer lists have their extra elements, or ""."""
     votes: Counter[str] = Counter()
     pairs = list(pairs)
     for pair in pairs:
@@ -118,7 +118,7 @@ def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str
 def describe_lengths(
     column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """Describe a list that is longer than another list by the same number in all rows."""
+    """Describe that one list is longer than another list by the same number of elements in all rows."""
     if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
         return None
     count = abs(int(apart[0]))
@@ -144,7 +144,7 @@ class UnequalRow:
 
     @property
     def odd_column(self) -> str:
-        """Return the single column whose length differs from the others, or ""."""
+        """Return the column whose length differs from the other columns, or "" if several columns differ."""
         common, _ = Counter(list(self.lengths.values())[::-1]).most_common(1)[0]
         odd = [column for column, length in self.lengths.items() if length != common]
         return odd[0] if len(odd) == 1 else ""
@@ -207,7 +207,7 @@ class ProblemExample(NamedTuple):
 
 @dataclass
 class Problems:
-    """Data left out by `--on-bad skip` or `mask`, by file path. Each thread has its own object."""
+    """Data left out by `--on-bad skip` or `mask`, by file path. Each thread counts in its own object."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason, sometimes several
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first example by reason

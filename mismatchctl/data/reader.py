@@ -94,8 +94,8 @@ def open_dump(
 class Dump:
     """Files that are ready to be read, in canonical order: by run, then by name in natural order.
 
-    `problems` are the files that were left out (`on_bad="skip"`). Add them to the problems of the units. `unread` are
-    files in the given folders that contain dump data but are not named like a dump.
+    `problems` are the files that were left out (`on_bad="skip"`). The problems of the parts do not include them.
+    `unread` are files in the given folders that contain dump data but are not named like a dump.
     """
 
     def __init__(

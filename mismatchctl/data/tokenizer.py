@@ -46,7 +46,10 @@ class Vocabulary:
 
 
 def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
-    """Load a vocabulary by name. Without a name, it contains bytes if all ids are below 256, and numbers otherwise."""
+    """Load a vocabulary by name.
+
+    Without a name, ids are shown as bytes if all ids are below 256, and as numbers otherwise.
+    """
     text = "" if named is None else str(named)
     seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
     if text == "bytes" or (

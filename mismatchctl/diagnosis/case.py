@@ -1,4 +1,4 @@
-"""The state of a diagnosis: the sampled tokens of a run, their statistics, and the tokens that are explained."""
+"""The state of a diagnosis: the sampled tokens of a run, their statistics, and the tokens that causes explain."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ _SMALLEST_DOUBT = 0.02  # keeps the noise of near-certain tokens from being scal
 class Case:
     """The sampled tokens of a run and their statistics, as the next test sees them.
 
-    Properties describe the N tokens that no earlier test explains: `where` is their sequence, `place` their rank in it,
-    `r` and `t` are the log-probs of rollout and trainer, and `x` is their log ratio. `counts` and `starts` have the
-    number of these tokens and the first of them per sequence [S].
+    Properties describe the N tokens that no earlier test explains: `where` is the sequence of each token, `place` its
+    rank in the sequence, `r` and `t` its log-probs of rollout and trainer, and `x` its log ratio. `counts` and `starts`
+    have the number and the first of these tokens in each sequence [S].
 
-    `rollout` and `train` are float64 [T]. An earlier cause may have repaired them. `sound` has flags of the tokens that
-    are valid, finite and not yet explained [T]. `reshaped` is true if a cause changes every token, so that the
-    remaining mismatch is not plain noise. `filled` is true if a cause explains the size of the remaining mismatch.
-    `left_out` maps a column to the values whose rows are explained. `explained` contains the causes that were found
-    with more than low confidence. `growth` returns the change of K3 over the steps of the whole run.
+    `rollout` and `train` are float64 [T]. If an earlier test found and repaired a fault, they contain the repaired
+    values. `sound` has flags of the tokens that are valid, finite and not yet explained [T]. `reshaped` is true if a
+    cause changes every token, so that the remaining mismatch is not plain noise. `filled` is true if an earlier cause
+    already explains the size of the remaining mismatch. `left_out` maps a column to the values (such as workers) whose
+    rows an earlier cause explains. `explained` contains the causes that were found with more than low confidence.
+    `growth` returns the change of K3 over the steps of the whole run.
     """
 
     evidence: Evidence
@@ -57,7 +58,7 @@ class Case:
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def relabelled(self, **labels: Any) -> Case:
-        """Return the case with other labels and the same cached statistics."""
+        """Return the case with other labels of its rows and the same cached statistics."""
         other = replace(self, **labels)
         measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
@@ -106,7 +107,7 @@ class Case:
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def reread(self, side: str, values: Float64s, sequences: Bools) -> Case:
-        """Return the case with other values [T] on one side of some sequences [S]."""
+        """Return the case with values [T] in place of one side's log-probs in some sequences [S]."""
         column = np.where(sequences[self.sequence], values, getattr(self, side))
         return self.repaired(rollout=column) if side == "rollout" else self.repaired(train=column)
 
@@ -151,7 +152,7 @@ class Case:
     def spread(self) -> float:
         """Return the standard deviation of normal logit noise that would have the same K3.
 
-        This value exceeds `noise` if the tails are heavy.
+        Heavy tails make this value larger than `noise`.
         """
         doubt = -np.expm1(np.minimum(self.t, 0.0))
         power = float((doubt * doubt).sum())
@@ -159,7 +160,7 @@ class Case:
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Return log |`standard`| [N]. Its mean is robust to tails."""
+        """Return log |`standard`| [N]. The mean of this value is robust to heavy tails."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property
@@ -169,7 +170,7 @@ class Case:
         return found
 
     def each(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Repeat values per sequence [S] for the unexplained tokens [N]."""
+        """Repeat the value of each sequence [S] for its unexplained tokens [N]."""
         return self.segments.spread(values)
 
     def marked(self, chosen: Any) -> Bools:
@@ -186,7 +187,7 @@ class Case:
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean over some unexplained tokens of each sequence [S], or 0 without such tokens."""
+        """Return the mean over the chosen unexplained tokens of each sequence [S], or 0 for a sequence without such tokens."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -245,7 +246,7 @@ class Case:
 
     @cached_property
     def systematic_share(self) -> tuple[float, float]:
-        """Return the share of the variance that a token has in every context, and its z-score.
+        """Return the share of the variance of log ratios that depends only on the token, not on its context, and its z-score.
 
         Different model weights shift each token of the vocabulary, while noise depends on the context. The share comes
         from pairs of equal tokens in different sequences, and its error from random signs.
@@ -291,9 +292,10 @@ class Case:
 
     @cached_property
     def certain_tokens_differ(self) -> bool:
-        """Return True if the differences of nearly certain tokens have the size of other differences.
+        """Return True if nearly certain tokens differ as much as other tokens.
 
-        If they do, the log-probs themselves were changed. A change of logits moves log-probs in proportion to 1 - p.
+        This is the case if the log-probs themselves were changed. A change of logits moves log-probs in proportion to 1
+        - p.
         """
         size, unsure = np.abs(self.x), (self.t > _UNSURE_RANGE[0]) & (self.t < _UNSURE_RANGE[1])
         if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
@@ -306,7 +308,7 @@ class Case:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Return True if unlikely tokens are missing, so that neither column belongs to the sampling distribution."""
+        """Return True if the sampler never chose unlikely tokens, so that neither column belongs to the sampling distribution."""
         doubt = float(-np.expm1(np.minimum(self.r, 0.0)).sum())
         return float((self.r < -3.0).sum()) < 0.02 * doubt
 
@@ -324,7 +326,7 @@ class Case:
 
     @cached_property
     def is_one_sided(self) -> bool:
-        """Return True if likely and unlikely tokens all move in one direction, which two distributions cannot do."""
+        """Return True if likely and unlikely tokens all differ in one direction, which is impossible for two distributions."""
         likely, _, unlikely, _ = self.coherence
         return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > 0.7
 
@@ -332,8 +334,8 @@ class Case:
     def drift_correlation(self) -> tuple[float, float]:
         """Return the correlation of the tokens' mean log ratio with the next update of the policy, and its z-score.
 
-        Stale weights differ in the direction of learning, and quantized weights do not. If the columns are missing, the
-        result is 0.
+        Stale weights differ in the direction of learning, and quantized weights do not. Without token_ids or
+        current_log_probs, the result is 0.
         """
         ids, current = (self.rows.tokens.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
@@ -385,7 +387,7 @@ class Case:
 
     @property
     def rare(self) -> Bools:
-        """Return flags of tokens [N] that are so unlikely that a temperature moves them in a known direction."""
+        """Return flags of the tokens [N] that are so unlikely that a higher temperature always makes them likelier."""
         found: Bools = self.t < -3.5
         if found.sum() < 30 and len(self.t):
             found = self.t < np.quantile(self.t, 0.02)
@@ -400,7 +402,7 @@ class Case:
         return found[np.argsort(-score[found], kind="stable")][:3]
 
     def find_better_reading(self, side: str, values: Float64s) -> Bools:
-        """Return the sequences [S] whose columns agree three times better with other values [T] on one side."""
+        """Return the sequences [S] that agree three times better if values [T] replace the log-probs of one side."""
         other = self.t if side == "rollout" else self.r
         with np.errstate(invalid="ignore"):
             changed = np.abs(other - values[self.index])
@@ -413,7 +415,7 @@ class Case:
         return better
 
     def fit_within_rows(self, values: Float64s, used: Bools) -> tuple[float, float, int]:
-        """Return the slope of the log noise by values [N] within rows, its error, and the rows that vary."""
+        """Return the slope of the log noise by values [N] within rows, its error, and the rows in which the values vary."""
         values = np.where(used, values, 0.0)
         across, up = ((part - self.each(self.part_means(part, used))) * used for part in (values, self.loudness))
         product, square = self.sums(across * up), self.sums(across * across)
@@ -435,7 +437,7 @@ class Case:
 
     @cached_property
     def turns(self) -> Ints | None:
-        """Return the turn of each token in its row, from 0 [N], by the column `turn` or by masked gaps."""
+        """Return the turn number of each token in its row [N], from the column `turn` or from masked gaps."""
         recorded = self.rows.tokens.get("turn")
         new = np.zeros(len(self.index), np.bool_)
         inside = self.where[1:] == self.where[:-1]
@@ -525,7 +527,7 @@ def _find_constant_runs(case: Case, values: Float64s) -> ConstantRuns:
 
 
 def is_placeholder(value: float) -> bool:
-    """Return True for a typed number or a value far below any log-prob."""
+    """Return True for a number with few digits, or for a value far below any log-prob."""
     return bool(value == round(value, 2) or value < -100)
 
 
@@ -537,7 +539,10 @@ def quantile_bins(values: NDArray[Any], number: int) -> Ints:
 
 
 class Calibration(NamedTuple):
-    """E[ratio] - 1 and E[1 / ratio] - 1, with their z-scores. The first is 0 if the rollout column is right."""
+    """E[ratio] - 1 and E[1 / ratio] - 1, with their z-scores.
+
+    The first number is 0 if the rollout column belongs to the sampled tokens.
+    """
 
     excess: float
     z: float
@@ -561,7 +566,7 @@ _KINDS_MIN_TOKENS = 5
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Two kinds of rows: the rows with the larger mismatch [S], the difference, and its variance beyond chance."""
+    """Two kinds of rows: flags of the rows with the larger mismatch [S], the difference, and its variance beyond chance."""
 
     louder: Bools
     times: float

@@ -20,12 +20,12 @@ Place = tuple[int, int, int]
 class Detection:
     """Result of a test for a cause.
 
-    `tokens` has flags of the explained tokens [T], which determine `share` and `leaves`. Without `tokens`, `share` is
-    the explained share of the summed |log ratio|, and `leaves` is the remaining case. `k3` is the explained share of
-    K3, if it differs from `share`. If the cause acts `everywhere`, `where` is all tokens by default. `examples` are
-    sampled sequences with `positions` [N], and `places` are examples from the whole dump. `rivals` maps another
-    possible cause to the measurement that distinguishes it. `outside_k3` is true if K3 does not include this data. If
-    the cause `symptom_of` was found, it gets the evidence.
+    `tokens` has flags of the explained tokens [T]. Without `tokens`, `share` is the explained share of the summed |log
+    ratio|, and `leaves` is the case after the cause is removed. `k3` is the explained share of K3, if it differs from
+    `share`. If the cause acts `everywhere`, `where` is all tokens by default. `examples` are sampled sequences with
+    `positions` [N], and `places` are examples from the whole dump. `rivals` maps each other possible cause to the
+    measurement that distinguishes it from this cause. `outside_k3` is true if K3 does not include this data. If the
+    cause `symptom_of` was also found, the evidence is added to that cause.
     """
 
     confidence: Confidence
@@ -57,7 +57,7 @@ def make_fact(
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
     """Create a fact with the share of some sequences [S].
 
-    Its 95% interval also covers the share with the sequences in `perhaps`.
+    The 95% interval also covers the share that results if the sequences in `perhaps` are included.
     """
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 

@@ -121,7 +121,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
     @property
     def next(self) -> dict[str, list[NextStep]]:
-        """Return how to compare layers, for each run that may have a fault in a layer."""
+        """For each run that may have a fault in a layer, return how to compare layers."""
         steps = {}
         for run, found in self.runs.items():
             surer = {finding.cause for finding in found if finding.confidence != "low"}
@@ -165,10 +165,9 @@ class Diagnosis(View, ByRun[list[Finding]]):
 class _Content(BaseModel):
     """All findings, strongest first in each run. Each has a `run` if there are several runs.
 
-    `sides` contains the error of each side, by run. `next` contains the steps from the dump to a comparison of layers,
-    by run, if the fault can be in a layer. With reports of such comparisons, `layers` contains their results, each with
-    its own `next`, and `logit_noise` is the noise on the logits that the log ratios of each run imply. Only `findings`
-    is always present.
+    `sides` contains the error of each side, by run. `next` describes for each run how to compare layers, if the fault
+    can be in a layer. With reports of such comparisons, `layers` contains their results, each with its own `next`, and
+    `logit_noise` is the noise on the logits that the log ratios of each run imply. Only `findings` is always present.
     """
 
     model_config = ConfigDict(extra="forbid", title="Diagnosis")

@@ -42,7 +42,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate the temperature and its 95% interval from lists, if it explains nearly all of the difference."""
+    """Estimate the temperature and its 95% interval from lists of likely tokens, if it explains nearly all of the difference."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -126,8 +126,8 @@ class PowerFit:
     """The sampling distribution as a power of the other side's distribution.
 
     `misfit` is the largest mean of ratio - 1 in a group of contexts, relative to the mean |ratio - 1|. `misfit_z` is
-    its z-score. Both are values at the best exponent of the interval. `impossible` is the share of tokens beyond the
-    bound of a power.
+    its z-score. `misfit` and its z-score are computed at the exponent in the interval that fits best. `impossible` is
+    the share of tokens with a probability that no power could give.
     """
 
     exponent: float
@@ -165,7 +165,7 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
 
 
 def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> float:
-    """Return the share of tokens below q = p^b / (p^b + (1 - p)^b), the least if all other mass is on one token."""
+    """Return the share of tokens with q below p^b / (p^b + (1 - p)^b), the least possible value under the power b."""
     known = (other < -_SMALLEST_DOUBT) & (sampled < -_SMALLEST_DOUBT)
     if not known.any():
         return 1.0
@@ -177,7 +177,7 @@ def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> fl
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
-    """Return the bounds of all b that leave the sum of b moved - seen within its error of 0.
+    """Return the range of all b for which the sum of b * moved - seen is 0 within its error.
 
     `a` is the sum of `moved`.
     """
@@ -202,7 +202,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
 
 
 def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
-    """Return misfit and misfit_z, with contexts grouped by log Z."""
+    """Return `misfit` and `misfit_z` of a PowerFit, with contexts grouped by log Z."""
     groups = np.searchsorted(np.quantile(context, (0.15, 0.3, 0.5)), context)
     counts, sums = np.bincount(groups), np.bincount(groups, ratio)
     z = np.abs(sums) / np.maximum(np.sqrt(np.bincount(groups, ratio * ratio)), 1e-300)
@@ -382,8 +382,8 @@ _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
 def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
     """Return b of r = b t + c and its 95% interval, from different tokens after the same prompt and prefix.
 
-    In one context, Z and the kept mass are constants, so a truncation does not change b. The third value is the share
-    of the variance of log ratios within contexts that b explains.
+    In one context, Z and the kept mass are constants, so a truncation does not change b. Also return the share of the
+    variance of log ratios within contexts that b explains.
     """
     ids = case.rows.tokens.get("token_ids")
     if ids is None:

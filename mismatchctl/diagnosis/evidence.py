@@ -111,7 +111,7 @@ class RowSample:
 class Evidence:
     """Evidence about one run: flagged tokens, sums by column and value, sampled rows and hashes.
 
-    `unfit` counts rows whose lists have different lengths. No other number includes them.
+    `unfit` counts rows whose lists have different lengths. These rows are not part of any other number.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)

@@ -57,7 +57,7 @@ def _without_tokens(evidence: Evidence, files: Mapping[int, str]) -> list[Findin
 
 
 def _run_tests(case: Case) -> list[_CauseResult]:
-    """Run all tests in order. Each test sees the tokens that earlier causes leave."""
+    """Run all tests in order. Each test sees the tokens that earlier causes do not explain."""
     whole = case.weight
     found: list[_CauseResult] = []
     waiting = list(CAUSES)
@@ -108,7 +108,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Limit the confidence to medium if the columns are unrelated on the other tokens."""
+    """Limit the confidence of a cause to medium if the two columns are unrelated on the other tokens."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found
@@ -150,7 +150,10 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
-    """Add the share of K3 after the other causes are fixed. Noise with a small share gets low confidence."""
+    """Add to the summary the share of K3 that remains after the other causes are fixed.
+
+    Noise with a small share gets low confidence.
+    """
     share, own, detection = row.share_k3 or 0.0, float(row.case.k3.sum()), row.detection
     if row.cause.id == NOISE_CAUSE and share < _NOISE_SHARE:
         return replace(row, detection=replace(detection, confidence="low"))

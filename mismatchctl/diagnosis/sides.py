@@ -167,7 +167,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
 
 
 def _ratio_error(table: Float64s) -> float | None:
-    """Return the standard error over clusters of the mean of reference/rollout."""
+    """Return the standard error (over clusters) of the mean ratio of reference to rollout probability."""
     if len(table) < 2:
         return None
     tokens = table[:, 0].sum()
@@ -256,8 +256,8 @@ def assign_sides(
 ) -> tuple[list[Finding], Sides | None]:
     """Return the findings with their sides, and the errors of the sides, if the dump has a reference.
 
-    Each test runs again on rollout and reference, and on reference and trainer. If a cause shows in only one of these
-    pairs, the side in this pair is wrong.
+    Each test runs again on rollout and reference, and on reference and trainer. If a test finds a cause in only one of
+    these pairs, the side in this pair (rollout or trainer) is wrong.
     """
     if evidence.sample is None or REFERENCE_COLUMN not in evidence.sample.rows.tokens:
         return list(found), None

@@ -88,7 +88,7 @@ def _dtype_of(value: Any) -> np.dtype[Any]:
 
 
 class _PickledArray:
-    """A numpy array. The pickle first creates it empty and then sets its state."""
+    """A numpy array. The pickle first creates an empty array and then sets its contents."""
 
     def __init__(self, *rest: Any) -> None:
         self.value: NDArray[Any] | None = None
@@ -130,7 +130,10 @@ class _ByteBudget:
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return the budget of a file of `size` bytes, with an allowance for tensors that repeat their bytes."""
+        """Return the budget of a file of `size` bytes.
+
+        The budget is larger than the file, because tensors may share bytes.
+        """
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:
@@ -197,7 +200,10 @@ def _build_bytes(data: Any = b"", encoding: Any = "latin1") -> bytes:
 
 
 class _PlainDict(dict[Any, Any]):
-    """A dict of strings and small integers. The hashes of other keys could take forever or collide on purpose."""
+    """A dict of strings and small integers.
+
+    Other keys are refused, because an attacker could make their hashes collide.
+    """
 
     def __init__(self, pairs: Any = ()) -> None:
         super().__init__()
@@ -275,7 +281,7 @@ class _Memo(dict[int, Any]):
 
 
 class _DataUnpickler(pickle._Unpickler):
-    """Unpickler of plain values, in Python, because the one in C allocates memory for any memo index."""
+    """Unpickler of plain values, in Python, because the unpickler in C allocates memory for any memo index."""
 
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
@@ -366,7 +372,7 @@ def load_torch(path: Path, content: Any = None) -> Any:
 
 @contextmanager
 def _explain_refusals(path: Path) -> Iterator[None]:
-    """Raise errors with mismatchctl's own text, because the library's text may advise to trust the file."""
+    """Replace texts of the library's errors, because they may advise to trust the file."""
     try:
         yield
     except OSError:

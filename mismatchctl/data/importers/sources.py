@@ -39,7 +39,8 @@ BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 class ForeignRun:
     """Files that are read as one run.
 
-    `missing` tokens lack a log-prob and are masked. `copies` are sequences that another file has with the same values.
+    `missing` tokens lack a log-prob and are masked. `copies` is the number of sequences that are in another file with
+    the same values.
     """
 
     def __init__(self, place: str, join: BatchJoin | None = None, joined_columns: Collection[str] = ()) -> None:

@@ -327,7 +327,10 @@ def _from_records(records: Sequence[Mapping[str, Any]], path: Path) -> pa.Table:
 
 
 def _from_columns(columns: Mapping[Any, Any], path: Path) -> pa.Table:
-    """Build a table from columns. Values with another number of rows are left out, and single values are repeated."""
+    """Build a table from columns.
+
+    Columns with another number of rows are left out, and single values are repeated for all rows.
+    """
     named = {name: value for name, value in columns.items() if isinstance(name, str)}
     lengths = {name: len(value) for name, value in named.items() if _has_rows(value)}
     needed = {name: lengths[name] for name in _known(lengths)}
@@ -347,7 +350,10 @@ def _has_rows(value: Any) -> bool:
 
 
 def _arrays(columns: Mapping[str, Any], rows: int, path: Path) -> dict[str, pa.Array]:
-    """Convert columns to Arrow. Columns that Arrow does not support are left out, unless they are log-probs."""
+    """Convert columns to Arrow.
+
+    Columns that Arrow does not support are left out, but log-probs of such a type are an error.
+    """
     found = {}
     for name, value in columns.items():
         try:
@@ -473,7 +479,7 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
 
 
 def _body(record: Any) -> tuple[str, Record] | None:
-    """Return the kind of a response, and the response without the wrapper of a script."""
+    """Return the kind of a response, and the response without a surrounding object that a script added."""
     if not isinstance(record, Mapping):
         return None
     if isinstance(record.get("meta_info"), Mapping):
@@ -554,7 +560,7 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
 
 
 def _sampled(entry: Any, token: int | None) -> float:
-    """Return the log-prob of the sampled token. The first entry of a position can be another token."""
+    """Return the log-prob of the sampled token, which is not always the first entry of a position."""
     if entry is None or isinstance(entry, (int, float)):
         return _number(entry)
     found = next(iter(entry.values())) if token is None else entry[str(token)] if str(token) in entry else entry[token]

@@ -26,7 +26,8 @@ _EDIT_SURE_SHARE, _EDIT_MOST = 0.03, 0.5
 class _Breaks:
     """Sequences [S] whose columns agree over the first `split` [S] tokens and differ after them.
 
-    `after` has flags of the later tokens [N], `level` their mean |log ratio| [S], and `position` the first of them [S].
+    `after` flags the tokens after the split [N]. `level` is their mean |log ratio| [S], `position` the first of them
+    [S].
     """
 
     found: Bools
@@ -151,7 +152,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
 
 
 def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
-    """Return start and length of the span of each sequence with the most very large differences."""
+    """Return start and length of the span with the most very large differences in each sequence."""
     scores = gross - _SPAN_MIN_DENSITY
     after = np.cumsum(scores)
     before = after - scores
@@ -365,7 +366,10 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
-    """Find responses that start with a constant, because engines omit the log-probs of the prompt."""
+    """Find responses that start with a constant.
+
+    Engines write a constant for prompt tokens, so the mask includes a prompt.
+    """
     every = case.suspicious_runs
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
@@ -473,7 +477,7 @@ def _mark_placeholders(rows: Rows, kind: str, side: str) -> Bools:
 
 
 def _mark_runs(marks: Bools, segments: Segments) -> Bools:
-    """Keep only the marks of tokens [T] that are adjacent in long runs, as padding is."""
+    """Keep only the marks of tokens [T] in long runs of adjacent marked tokens, as in padding."""
     at = np.flatnonzero(marks)
     row = np.searchsorted(segments.offsets, at, side="right")
     run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
@@ -506,7 +510,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
 
 
 def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
-    """Return the tokens [T] with one typed number far from the other side, by side and number."""
+    """Return the tokens [T] with a placeholder number that is far from the other side, by side and number."""
     found = {}
     if "low_precision_logging" not in case.explained:  # then all values look typed
         # nats between the sides, tokens with the number, their share of such tokens, and the share that is far off
@@ -521,7 +525,7 @@ def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
 
 
 def _find_bad_ends(case: Case) -> Bools:
-    """Mark last tokens with very large differences, in rows that otherwise agree."""
+    """Mark the last tokens of rows if they have very large differences and the other tokens agree."""
     size, none = np.abs(case.x), np.zeros(len(case.sound), np.bool_)
     long = np.flatnonzero(case.counts > _LAST_TOKEN_MIN_LENGTH)
     least, ends = 0.1 * len(long), case.segments.offsets[1:][long]
@@ -706,7 +710,7 @@ def _correlation(case: Case, chosen: Bools) -> float:
 
 
 def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if all breaks are at the same distance from the end of rows with maximum length."""
+    """Return True if all breaks are at the same distance from the end of the rows of maximum length."""
     longest = case.counts == case.counts.max()
     left = (case.counts - split)[found]
     _, counts = np.unique(left, return_counts=True)

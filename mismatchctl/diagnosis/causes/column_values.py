@@ -53,7 +53,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str, name: str, meaning: str) -> Detection:
-    """Find a column whose values mean something else, such as probabilities, in some sequences [S]."""
+    """Find sequences [S] in which a column contains something else than log-probs, such as probabilities."""
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
@@ -194,7 +194,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Return the sequences [S] that agree with the best interpretation of the values, and the interpretation."""
+    """Return the interpretation of the values under which most sequences agree, and these sequences [S]."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)
@@ -406,7 +406,7 @@ def detect_other_token_recorded(case: Case) -> Detection | None:
 
 
 def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) -> Detection | None:
-    """Find tokens far below the log-probs of one side, whose log-probs belong to more likely tokens."""
+    """Find tokens for which one side recorded the log-prob of a more likely token."""
     down, p = other - own, np.exp(np.minimum(own, 0.0))
     doubt = 1.0 - p
     doubtful = case.doubtful | (own < -0.02)

@@ -45,7 +45,7 @@ def is_plain_noise(case: Case) -> bool:
 
 
 def may_be_larger(case: Case) -> bool:
-    """Return True if bfloat16 may cause the noise in a larger model or in a model that is more certain."""
+    """Return True if bfloat16 in a larger or more certain model could cause the noise."""
     # larger or more certain models may have 3 times the bound, which comes from small models
     small = BFLOAT16_NOISE <= case.noise < 3.0 * BFLOAT16_NOISE
     return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
@@ -579,7 +579,7 @@ def _match_tokens(case: Case) -> Detection | None:
 
 
 def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
-    """Return the place that contains most of some tokens: the start or end of rows, a worker or a step."""
+    """Return the place of most of some tokens: the start or the end of rows, a worker or a step."""
     found = {}
     total = int(chosen.sum())
     left = case.each(case.counts) - case.place
@@ -628,7 +628,7 @@ def _match_rows(case: Case) -> Detection | None:
 
 
 def _match_everywhere(case: Case) -> Detection | None:
-    """Find more noise than arithmetic can cause, or a rollout column that does not belong to the sampled tokens."""
+    """Find noise that is too large for arithmetic, or a rollout column that does not belong to the sampled tokens."""
     if is_plain_noise(case):
         return None
     (share, _), ratio = tail_shares(case), case.calibration

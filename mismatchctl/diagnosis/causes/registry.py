@@ -25,8 +25,8 @@ def load_texts() -> dict[str, dict[str, str]]:
 class Cause:
     """Cause of a mismatch.
 
-    `test` runs on the tokens that earlier causes leave, `columns` are the optional columns that it reads, and `flags`
-    counts its tokens in the whole dump. `in_layers` is true if a comparison of layers can find the cause.
+    `test` runs on the tokens that earlier causes do not explain, `columns` are the optional columns that it reads, and
+    `flags` counts its tokens in the whole dump. `in_layers` is true if a comparison of layers can find the cause.
     """
 
     id: str

@@ -290,7 +290,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
 
 
 def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
-    """Mark the first or last few of some tokens of each row [N]."""
+    """Among some tokens [N], mark the first or the last few in each row."""
     running = np.append(0, np.cumsum(tokens))
     starts = case.each(case.starts)
     before = running[:-1] - running[starts]
@@ -300,7 +300,7 @@ def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
 
 
 def _outlying(jump: Float64s) -> float:
-    """Return an approximate z-score of rows whose jump exceeds the jumps of other rows."""
+    """Return an approximate z-score of the rows whose jump is larger than the jumps of other rows."""
     scatter = 1.4826 * float(np.median(np.abs(jump - np.median(jump))))
     limit = max(_LARGE, 5.0 * scatter)
     up, down = int((jump > limit).sum()), int((jump < -limit).sum())
@@ -308,7 +308,7 @@ def _outlying(jump: Float64s) -> float:
 
 
 def _drift(case: Case, turn: Ints, used: Bools) -> float:
-    """Return how much the log noise rises from the first to the second half of the turns."""
+    """Return how much the logarithm of the noise rises from the first to the second half of the turns."""
     key = case.where * (int(turn.max()) + 1) + turn
     number = np.bincount(key, used)
     place = np.cumsum(used)

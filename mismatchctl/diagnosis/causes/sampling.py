@@ -139,7 +139,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
 
 
 def _gains_only(case: Case) -> bool:
-    """Return True if many tokens are far above the trainer's log-probs, by the noise of the others, and few below."""
+    """Return True if many rollout log-probs are far above the trainer's (compared with the noise), and few far below."""
     losses = case.scaled[case.x > 0]
     if len(losses) < 50:  # a truncation of little mass does not move tokens where it cuts less than the noise
         return False
@@ -244,7 +244,7 @@ def _describe_tempered_setting(
 
 
 def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Return top-p and its interval, if the same mass is kept at all positions with an unlikely sampled token.
+    """Return top-p and its interval, if all positions with an unlikely sampled token keep the same probability mass.
 
     At such a position, the kept mass is p plus less than one unlikely token. Top-k and min-p keep more mass at
     positions with likelier tokens.
@@ -304,8 +304,8 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
     """Estimate log p of top-p from the trainer's log-probs of tokens that were the sampler's only choice.
 
-    The smallest of these log-probs is close to log p. If they are evenly dense near log p, (1 + r / n)^-n = 0.05 limits
-    the distance of the smallest one.
+    The smallest of these log-probs is close to log p. If they are evenly dense near log p, (1 + r / n)^-n = 0.05 bounds
+    the distance of the smallest one from log p.
     """
     ordered = np.sort(certain)
     count = max(1, min(max(len(ordered) // 20, 6), len(ordered) - 1))
@@ -526,7 +526,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
-    """Return the mean difference of repeated and new tokens at equal probability and place, and its z-score."""
+    """Return the mean difference between repeated and new tokens of equal probability and place, and its z-score."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, 8), (case.place, 4)):
         bins = bins * parts + quantile_bins(values, parts)

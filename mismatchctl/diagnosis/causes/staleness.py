@@ -234,7 +234,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
 
 
 def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
-    """Return the variance of the log mismatch between prompts, its z-score by ranks, and the values by prompt."""
+    """Return the variance of the log mismatch between prompts, its z-score from ranks, and the value of each prompt."""
     number = case.sums(part)
     told = number >= 3
     counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
@@ -487,7 +487,7 @@ class Levels:
 
     @classmethod
     def of(cls, cells: Mapping[StepKey, Float64s]) -> Levels:
-        """Remove the effects of length and uncertainty by regression within groups."""
+        """Remove the effects of sequence length and uncertainty on the level, by regression within groups."""
         table, groups = np.array([*cells.values()]), np.arange(len(cells))
         counts, sums = table[:, 0, 0], table[:, 0, 1:]
         if counts.sum() - len(cells) < max(_MIN_FREEDOM, 0.5 * len(cells)):
@@ -521,7 +521,7 @@ def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """The difference in the level of one value of a column from the other values in the same steps, and its z-score."""
+    """How much the level of one value of a column differs from the other values in the same steps, with its z-score."""
 
     value: GroupValue
     difference: float
@@ -535,14 +535,14 @@ def correct_for_tests(z: float, tests: int) -> float:
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Return the groups of a column without the values left out, from the sample if it is complete."""
+    """Return the groups of a column without values that an earlier cause explains, from the sample if it is complete."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
 
 
 def _sum_sample(case: Case, reshaped: bool) -> AllCells:
-    """Sum the levels of the sample, without the effect of a temperature or a truncation."""
+    """Sum the levels of the sample, after the effect of a temperature or a truncation is removed."""
     rollout = case.rollout
     if reshaped:
         rollout, bins = rollout.copy(), quantile_bins(case.t, 32)
@@ -602,8 +602,8 @@ def measure_steps(case: Case) -> StepLevels:
 def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
     """Return the slope of the level by a number such as the version lag, and its z-score.
 
-    Within steps, this is a regression with length and uncertainty. Its z-score is limited by a permutation test. If the
-    number is constant within steps, the error includes the scatter between steps.
+    Within steps, the regression also includes length and uncertainty. Its z-score is limited by a permutation test. If
+    the number is constant within steps, the error includes the scatter between steps.
     """
     groups = _number(step for step, _ in cells)
     table, at = np.array([*cells.values()]), np.array([float(value or 0.0) for _, value in cells])

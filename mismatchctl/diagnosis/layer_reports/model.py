@@ -30,7 +30,7 @@ EVERY_LAYER_COMMAND = f"run both sides with `{_HOOK_VARIABLES}`, then `{COMPARE_
 
 
 class NextStep(BaseModel):
-    """A step towards the first report of layers. `commands` are the parts of `text` in backticks."""
+    """A step towards the first report of layers. `commands` are the commands in `text` (the parts in backticks)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,8 +108,8 @@ class LayerReport(_Model):
     """Report of a comparator with its conclusions.
 
     `first_bad` is the first tensor outside the tool's tolerance. `first_apart` is the first tensor that differs far
-    more than all layers before it. `before` and `last_good` describe the layers before both of
-    these tensors. `growth` has the largest value of each layer, and `next` the next comparison.
+    more than the layers before it. `before` and `last_good` describe the layers before both of these tensors. `growth`
+    has the largest value of each layer, and `next` the next comparison.
     """
 
     file: str

@@ -1,6 +1,6 @@
 """Read layer reports of Miles, SGLang, slime and msprobe, and find the first bad and the first diverging tensor.
 
-Each format has a reader. It returns `None` for a file of another format.
+Each format has a reader. The reader returns `None` for a file of another format.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Notes = dict[str, list[str]]
 
 
 def _format_notes(notes: Notes) -> list[str]:
-    """Return one sentence per note, with its first name and the number of other names."""
+    """Return one sentence per kind of note, with the first name and the number of further names."""
     return [
         f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
         for what, names in notes.items()
@@ -141,7 +141,7 @@ def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -
 
 
 def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
-    """Return the layer from the file names of a dump, which the report lacks."""
+    """Return the layer, which the report lacks, from the file names of the dumped tensors."""
     texts = str([record.get(key) for key in ("raw_bundle_info", "available_bundle_info")])
     found = _SGLANG_LAYER_TAG.search(texts)
     return int(found[1]) if found else None
@@ -205,7 +205,7 @@ CsvCells = Mapping[str, Any]
 
 
 def _column_key(column: Any) -> str:
-    """Return the name of a column without spaces, case and the spelling of a version, such as `npuname`."""
+    """Return the name of a column in lower case without spaces and other version differences, such as `npuname`."""
     words = re.findall(r"[a-z0-9]+", str(column).lower())
     return "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else [])
 
@@ -354,7 +354,10 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
 
 
 def _sort_by_layer(given: Sequence[Tensor], rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sort by step as given, and by layer. The head comes after the layers, and other tensors before them."""
+    """Sort by step in the given order, and then by layer.
+
+    The head comes after the layers, and other tensors before them.
+    """
     steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in given))}
     last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
 
@@ -519,7 +522,7 @@ def _read_tables(file: Path) -> Sequence[LayerTable]:
 
 
 def _filter_tables(*tables: LayerTable | None) -> list[LayerTable]:
-    """Return the first table of a known format."""
+    """Return the first table that was recognized, as a list."""
     return [table for table in tables if table is not None][:1]
 
 
