@@ -80,7 +80,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value, the number of dropped copies of it, and True if smaller values are kept."""
+        """Return the smallest dropped value, the number of dropped equal values, and True if smaller ones are kept."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays

@@ -434,7 +434,7 @@ class _Row:
         return DataError(problem, file=str(self.side.path), row=self.number, column=column, remedy=remedy)
 
     def windows(self) -> list[_Window]:
-        """Return possible positions of the response: the span of the mask, all values, and the values before padding."""
+        """Return possible responses: the span of the mask, all values, and the values before padding."""
         found: list[_Window] = []
         for name in self.side.sources:
             values = self.get(name)

@@ -187,7 +187,7 @@ class Case:
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean over the chosen unexplained tokens of each sequence [S], or 0 for a sequence without such tokens."""
+        """Return the mean over chosen unexplained tokens of each sequence [S], or 0 if a sequence has no such token."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -246,7 +246,7 @@ class Case:
 
     @cached_property
     def systematic_share(self) -> tuple[float, float]:
-        """Return the share of the variance of log ratios that depends only on the token, not on its context, and its z-score.
+        """Return the share of the variance of log ratios that depends on the token and not on its context.
 
         Different model weights shift each token of the vocabulary, while noise depends on the context. The share comes
         from pairs of equal tokens in different sequences, and its error from random signs.
@@ -308,7 +308,7 @@ class Case:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Return True if the sampler never chose unlikely tokens, so that neither column belongs to the sampling distribution."""
+        """Return True if the rollout lacks unlikely tokens, so that no column belongs to the sampling distribution."""
         doubt = float(-np.expm1(np.minimum(self.r, 0.0)).sum())
         return float((self.r < -3.0).sum()) < 0.02 * doubt
 
@@ -326,7 +326,7 @@ class Case:
 
     @cached_property
     def is_one_sided(self) -> bool:
-        """Return True if likely and unlikely tokens all differ in one direction, which is impossible for two distributions."""
+        """Return True if likely and unlikely tokens differ in one direction, which is impossible for distributions."""
         likely, _, unlikely, _ = self.coherence
         return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > 0.7
 
@@ -415,7 +415,7 @@ class Case:
         return better
 
     def fit_within_rows(self, values: Float64s, used: Bools) -> tuple[float, float, int]:
-        """Return the slope of the log noise by values [N] within rows, its error, and the rows in which the values vary."""
+        """Return the slope of the log noise by values [N] within rows, its error, and the rows with several values."""
         values = np.where(used, values, 0.0)
         across, up = ((part - self.each(self.part_means(part, used))) * used for part in (values, self.loudness))
         product, square = self.sums(across * up), self.sums(across * across)
@@ -566,7 +566,7 @@ _KINDS_MIN_TOKENS = 5
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Two kinds of rows: flags of the rows with the larger mismatch [S], the difference, and its variance beyond chance."""
+    """Two kinds of rows: flags of the rows with the larger mismatch [S], the difference, and its excess variance."""
 
     louder: Bools
     times: float

@@ -262,7 +262,7 @@ def detect_packed_columns(case: Case) -> Detection | None:
 
 
 def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
-    """Return flags of rows with masked tokens between valid tokens [S], and the place of each token without the gaps."""
+    """Return flags of rows with masked tokens between valid ones [S], and the place of each token without gaps."""
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():
         return None
@@ -342,7 +342,7 @@ def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None,
 
 
 def _clumping(case: Case, same: Bools, long: Bools) -> float:
-    """Return a z-score that is negative if the flagged rows are adjacent in the dump (runs test of Wald and Wolfowitz)."""
+    """Return a z-score that is negative if the flagged rows are adjacent in the dump (Wald-Wolfowitz test)."""
     rows = np.flatnonzero(long)
     order = rows[np.lexsort((case.rows.rows[rows], case.rows.file[rows]))]
     flags = same[order]

@@ -139,7 +139,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
 
 
 def _gains_only(case: Case) -> bool:
-    """Return True if many rollout log-probs are far above the trainer's (compared with the noise), and few far below."""
+    """Return True if many rollout log-probs are far above the trainer's, relative to the noise, and few far below."""
     losses = case.scaled[case.x > 0]
     if len(losses) < 50:  # a truncation of little mass does not move tokens where it cuts less than the noise
         return False

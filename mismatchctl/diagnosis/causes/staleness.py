@@ -535,7 +535,7 @@ def correct_for_tests(z: float, tests: int) -> float:
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Return the groups of a column without values that an earlier cause explains, from the sample if it is complete."""
+    """Return the groups of a column, without values that earlier causes explain, from the sample if complete."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
