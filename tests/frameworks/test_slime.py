@@ -273,3 +273,10 @@ def test_analyze_names_the_columns_opsm_needs() -> None:
     correction = own.correction(correcting(config) | config["loss"])
     result = mm.analyze(table("dense", 0).drop_columns(["batch"]), corrections=correction, framework=own)
     assert f"{own.title} logs opsm_clipfrac, which is not computed: it needs masked tokens" in result.warnings
+
+
+def test_arguments_without_a_bound_are_written_in_old_versions() -> None:
+    own = load_framework("slime@2025-11")
+    keys, unsaid = own.native(own.correction({"use_rs": True}))  # without use_tis, mis.py only measures
+    assert (keys["use_tis"], keys["use_rs"], unsaid) == (False, True, [])
+    assert not own.correction(keys).gates

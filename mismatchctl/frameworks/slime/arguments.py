@@ -247,7 +247,7 @@ def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
 def write_old_keys(said: Arguments) -> dict[str, Any]:
     """Write arguments in the keys of October and November 2025."""
     written = said.native()
-    if said.function != "mis":
+    if said.function != "mis" or said.tis_upper_bound is None:  # it only measures
         return written
     low, high = said.tis_bounds
     values = (said.tis_level, said.tis_mode, low, high, said.rs_veto_threshold)
