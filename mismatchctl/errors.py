@@ -93,7 +93,7 @@ def messages_for(reader: str) -> Iterator[None]:
 def option(name: str, value: object = None) -> str:
     """Return the name of an option for the reader: `by='worker'` or `--by worker`.
 
-    The value can be a type, which means any value. Without a value, only the name is returned.
+    A type instead of a value stands for any value of this type. Without a value, only the name is returned.
     """
     if _interface == "python":
         return name if value is None else f"{name}={'N' if value is int else repr(value)}"

@@ -246,7 +246,7 @@ class Case:
 
     @cached_property
     def systematic_share(self) -> tuple[float, float]:
-        """Return the share of the variance of log ratios that depends on the token and not on its context.
+        """Return the share of log ratio variance that depends on the token and not on the context, and its z-score.
 
         Different model weights shift each token of the vocabulary, while noise depends on the context. The share comes
         from pairs of equal tokens in different sequences, and its error from random signs.

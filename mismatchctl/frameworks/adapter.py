@@ -50,7 +50,10 @@ class File(Protocol):
         """Return the first JSON object of a JSONL file, or an empty object."""
 
     def torch(self, content: Any = None) -> Any:
-        """Read an object saved by torch, with tensors as arrays. `content`: bytes of a torch file inside this file."""
+        """Read an object saved by torch, with tensors as arrays.
+
+        `content` contains the bytes of a torch file inside this file.
+        """
 
     def has_keys(self, *names: str) -> bool: ...
 
@@ -98,7 +101,10 @@ def read_layout(
     rows: Callable[[File], Iterator[Row]] | None = None,
     recognizes: Callable[[File], bool] = lambda file: True,
 ) -> FileLayout:
-    """Read a layout in layouts.yaml, in the folder of a module. By default, the rows are read from a padded batch."""
+    """Read a layout in layouts.yaml, in the folder of a module.
+
+    Without `read`, the rows are read from a padded batch.
+    """
     fields: dict[str, Any] = read_table(module, "layouts.yaml")[name]
     padded = {*fields["columns"].values(), "attention_mask"}
     return FileLayout(name, rows=rows or (lambda file: file.batch(padded)), recognizes=recognizes, **fields)
@@ -118,7 +124,7 @@ The clause contains the code that reads the key, or the intended key. It is empt
 def split_unknown(
     keys: Mapping[str, Any], *, interpolations: bool
 ) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], str]]]:
-    """Return the keys with a known value, and the places and expressions of the others, such as interpolations."""
+    """Return the keys with a known value, and the place and text of each other value, such as an interpolation."""
     unknown: list[tuple[tuple[str, ...], str]] = []
 
     def keep(value: Any, place: tuple[str, ...]) -> Any:
@@ -199,7 +205,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Leave out the rules that a framework reads in another way than they are written, and describe them."""
+    """Leave out the rules that the framework would not apply as the Correction says, and describe these rules."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -237,7 +243,10 @@ _SUFFIXES = ("", ".yaml", ".yml")
 
 
 def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
-    """Find a file that a configuration refers to, with `above` also above its folder and in the working folder."""
+    """Find a file that a configuration refers to.
+
+    With `above`, parent folders and the working folder are searched too.
+    """
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
@@ -301,7 +310,7 @@ class LoggedMetric:
 
     @property
     def measure(self) -> Measure | None:
-        """Return the metric in parts that can be compared with the metrics of the registry."""
+        """Return the definition of the metric in parts, for comparison with mismatchctl's own metrics."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
@@ -374,7 +383,7 @@ class Framework(ABC):
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        """Return False if a configuration lacks the switch that enables its correction."""
+        """Return True if a configuration has the switch that enables its correction, or needs no switch."""
         return True
 
     def is_default_file(self, name: str) -> bool:
@@ -399,7 +408,10 @@ class Framework(ABC):
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings. `unknown`: keys without a value in the file, an empty key for all that it lacks."""
+        """Return the findings.
+
+        `unknown` contains keys whose value is not in the file. An empty key stands for all keys that the file lacks.
+        """
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
@@ -410,7 +422,10 @@ class Framework(ABC):
         """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Map logged names to the columns that the dump lacks for them. An empty text gives no warning."""
+        """Map each logged name that cannot be computed to a text about the columns that the dump lacks.
+
+        An empty text gives no warning.
+        """
         return {}
 
     @abstractmethod
@@ -431,7 +446,7 @@ Version = TypeVar("Version", bound=CodeVersion)
 
 
 def find_dated_version(framework: str, versions: Sequence[Version], word: str) -> Version:
-    """Find a version by name, commit or date. `versions`: oldest first. The default is the newest."""
+    """Find a version by name, commit or date. `versions`: oldest first. The default is the newest version."""
     if word.lower() in ("", "head"):
         return versions[-1]
     for version in versions:

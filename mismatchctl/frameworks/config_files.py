@@ -72,7 +72,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
 
 
 def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the file names in one entry of `defaults:`, and the place of their content."""
+    """Return the file names in one entry of `defaults:`, and the key under which their content is merged."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
@@ -89,7 +89,7 @@ def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge mappings. With `_override_: true`, a mapping in `above` replaces the mapping in `below`."""
+    """Merge two mappings. With `_override_: true`, a mapping in `above` replaces the mapping in `below`."""
     made = dict(below)
     for key, value in above.items():
         both = isinstance(value, Mapping) and isinstance(made.get(key), Mapping)
@@ -287,7 +287,7 @@ def _size(keys: Mapping[str, Any]) -> int:
 
 
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
-    """Yield the name of each configuration, with its line, and a number if several start there."""
+    """Yield the name of each configuration: its line, and a number if several configurations start in this line."""
     places = [(one.name, one.line) for one in found]
     for number, (name, line) in enumerate(places):
         before = places[:number].count((name, line))
@@ -382,7 +382,10 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework. With `nearest`, a similar correction with a comment is allowed."""
+    """Format a Correction as YAML of a framework.
+
+    With `nearest`, a similar correction may be written, with a comment about the difference.
+    """
     head = [f"# {escape_terminal(correction.name)} as {framework.dated} reads it"]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])
     if unsaid:

@@ -61,7 +61,7 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 def find_certain_metric(name: str) -> str | None:
     """Return the key of the mismatch metric that a name means in every framework. `None`: ambiguous.
 
-    A name without a panel (`kl`) is ambiguous, unless it is a key of mismatchctl (`k3`). Counts (`tokens`) are too.
+    A name without a prefix (`kl`) is ambiguous, unless it is a key of mismatchctl (`k3`). Counts (`tokens`) are too.
     """
     if "/" not in name:
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
@@ -118,7 +118,10 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return the metric with all of these meanings. Without normalization, bounded weights are the final weights."""
+    """Return the metric that matches all given meanings.
+
+    Without normalization, bounded weights are the final weights.
+    """
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:
@@ -139,7 +142,7 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Map the keys of metrics to their source. A key with two sources belongs to the run."""
+    """Map the key of each metric to its source. A key with two sources belongs to the run."""
     found: dict[str, Literal["metrics", "corrections"]] = {each.key: "corrections" for each in _EXAMPLE_METRICS}
     return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 

@@ -56,7 +56,7 @@ def _with_tuples(value: Any) -> Any:
 
 
 def make_finding(module: str, name: str, source: str, /, **values: Any) -> LintMessage:
-    """Create a finding from a text of traps.yaml, whose braces contain names of values."""
+    """Create a finding from a text of traps.yaml. Names in braces are replaced by values."""
     trap = read_table(module, "traps.yaml")[name]
     consequence, fix = (trap[text].format(**values) for text in ("consequence", "fix"))
     return LintMessage(trap["level"], trap.get("place", ""), consequence, fix, source)
@@ -90,7 +90,7 @@ def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> s
 def check_bounds(
     correction: Correction, weight_place: str, gate_place: GatePlace, source: str
 ) -> Iterator[LintMessage]:
-    """Check for bounds that are unreachable, empty, or reject equal policies."""
+    """Check for bounds that no value can reach, for empty intervals, and for intervals that reject equal policies."""
     if correction.weight is not None:
         yield from _check_weight(correction.weight, weight_place, source)
     for gate in correction.gates:
@@ -102,7 +102,7 @@ def _shared_trap(name: str, place: str, source: str, /, **values: Any) -> LintMe
 
 
 def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
-    """Check for an interval that is empty, rejects equal policies, or has an unreachable bound."""
+    """Check the interval of a gate: it may be empty, reject equal policies, or have a bound that no value reaches."""
     low, high = gate.keep
     low = (-math.inf if gate.statistic == "k1" else 0.0) if low is None else low
     high = math.inf if high is None else high

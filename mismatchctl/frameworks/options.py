@@ -58,7 +58,7 @@ def check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
 
 
 def _option_name(key: object) -> str:
-    """Convert a flag, with or without `--no-`, to its option. Other keys stay as they are."""
+    """Convert a flag, with or without `--no-`, to the name of its option. Other keys stay as they are."""
     negated = _NEGATED_FLAG.fullmatch(str(key))
     return (negated[1] if negated else str(key).lstrip("-")).replace("-", "_")
 
@@ -110,7 +110,7 @@ def or_zero(bound: FormBound) -> FormBound:
 
 
 def fill_form(form: Any, low: Any, high: Any) -> Any:
-    """Replace the functions of the bounds in a form by their values."""
+    """In a form, replace functions of the bounds by their values."""
     if isinstance(form, dict):
         return {name: fill_form(value, low, high) for name, value in form.items()}
     if isinstance(form, (list, tuple)):
@@ -219,7 +219,7 @@ class PlainFramework(Framework):
         return made
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """Return the keys that look like misspelled options. Other keys are not checked."""
+        """Return the keys that look like misspelled options. Keys that do not look like an option are not checked."""
         found = []
         above = {key for place in self._places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
@@ -269,7 +269,7 @@ class PlainFramework(Framework):
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
-        """Return options as the framework writes them. Null values are left out if null is the default."""
+        """Return options as the framework writes them, without null values that are defaults."""
 
         def drop_nulls(values: Mapping[str, Any], usual: Mapping[str, Any]) -> Options:
             return {key: one for key, one in values.items() if one is not None or usual.get(key) is not None}
@@ -331,7 +331,7 @@ class PlainFramework(Framework):
             raise ConfigError(f"{self.title} does not take these values: {error}") from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Return the options of a Correction: the options it was read from, or a combination of forms."""
+        """Return the options that express a Correction: the options that it was read from, or combined forms."""
         options = self._options_of(correction)
         if options is not None:
             return self.written(options), []
@@ -390,7 +390,7 @@ class PlainFramework(Framework):
         return [".".join(self.block)] * len(correction.gates)
 
     def configure(self, table: pa.Table, correction: Correction, dtype: Dtype) -> ConfiguredStep:
-        """Return the rows under the options of a correction."""
+        """Return the step with the options of a correction."""
         said, unsaid = self.native(correction)
         if unsaid:
             raise ConfigError(f"{self.name} cannot express this correction: {'; '.join(unsaid)}")

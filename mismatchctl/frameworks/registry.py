@@ -208,7 +208,7 @@ _OTHERS = {
 
 
 def _signs(framework: str) -> dict[str, Any]:
-    """Read the detection.yaml of a framework."""
+    """Read a framework's detection.yaml, which describes its files."""
     found: dict[str, Any] = {"text": (), "keys": (), "packages": (), "descendants": {}}
     found.update(read_file(framework, "detection.yaml"))
     return found
@@ -251,7 +251,7 @@ def _packages_of(path: Path) -> set[str]:
 
 
 def descendant_of(framework: str, text: str) -> str:
-    """Return the project that reuses the framework's keys, or ""."""
+    """Return the project that reuses the keys of this framework, or ""."""
     named = _signs(framework)["descendants"]
     return next((name for name, pattern in named.items() if re.search(pattern, text, re.IGNORECASE)), "")
 

@@ -1,4 +1,4 @@
-"""One training step as flat arrays, under one configuration."""
+"""One training step as flat arrays, with the values that one configuration gives."""
 
 from __future__ import annotations
 
@@ -156,17 +156,17 @@ class ConfiguredStep:
 
     @cached_property
     def d(self) -> Array:
-        """Return the mismatch: recomputation minus sampler."""
+        """Return the log ratio of the trainer's recomputation to the sampler: the mismatch."""
         return self.train - self.rollout
 
     @cached_property
     def u(self) -> Array:
-        """Return the update: current minus recomputation."""
+        """Return the log ratio of current to the trainer's recomputation: the update."""
         return self.current - self.train
 
     @cached_property
     def v(self) -> Array:
-        """Return mismatch plus update: current minus sampler."""
+        """Return the log ratio of current to sampler: mismatch plus update."""
         return self.current - self.rollout
 
     @cached_property

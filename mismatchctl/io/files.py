@@ -32,7 +32,7 @@ _own_folders: set[Path] = set()
 
 @dataclass(frozen=True)
 class NextNumber:
-    """The next numbered JSON file of a folder (0001.json, ...). Writing the file claims its name."""
+    """The next numbered JSON file of a folder (0001.json, ...). The number is chosen when the file is written."""
 
     folder: Path
 
@@ -107,7 +107,7 @@ def find_packaged_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
-    """Do all file replacements of this block at its end, or leave all files unchanged if the block fails."""
+    """Delay all file replacements to the end of this block. If the block fails, no file is changed."""
     pending: list[tuple[Path, Path | NextNumber]] = []
     places: list[Path] = []
     token = _pending_moves.set(pending)
@@ -128,7 +128,7 @@ def replace_together() -> Iterator[list[Path]]:
 def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> Iterator[Path]:
     """Yield a temporary path in the folder of the output file, which replaces `path` if the block succeeds.
 
-    Inside `replace_together`, the replacement is delayed unless `at_once` is set.
+    Inside `replace_together`, the replacement happens at the end of that block, unless `at_once` is set.
     """
     target = path if isinstance(path, NextNumber) else Path(path)
     pending = None if at_once else _pending_moves.get()

@@ -53,7 +53,7 @@ def signal_exit_code() -> int | None:
 
 
 def raise_if_received() -> None:
-    """Raise KeyboardInterrupt again if a library's callback has caught it."""
+    """Raise KeyboardInterrupt again if a callback of a library suppressed it."""
     if _received_signals:
         raise KeyboardInterrupt
 

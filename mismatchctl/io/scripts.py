@@ -1,7 +1,7 @@
 """Read launch scripts: the flags, Hydra overrides and `name=value` arguments of each command.
 
-The script is not executed. Variables and arrays are substituted. Branches are not evaluated: each assignment counts
-in its order.
+The script is not executed. Variables and arrays are replaced by their values. Branches are not evaluated: all
+assignments apply, in order.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return the commands with flags or overrides, or else one Launch with the other arguments."""
+    """Return the commands with flags or overrides. If there are none, return one Launch with the other arguments."""
     return _Script(text).launches()
 
 
@@ -299,7 +299,10 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping that contains the last key. As in Hydra, keys below replace a value."""
+    """Return the mapping that contains the last key.
+
+    As in Hydra, a value is replaced by a mapping if keys below it are set.
+    """
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:
@@ -310,7 +313,7 @@ def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
-    """Add a word as a flag's value, or as the next of several numbers. Return True if another may follow."""
+    """Add a word as a flag's value, or as the next of several numbers. Return True if another number may follow."""
     level, last = _find_level(found, keys), keys[-1]
     before = [] if level[last] is True else level[last] if isinstance(level[last], list) else [level[last]]
     are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*before, value))
@@ -334,7 +337,7 @@ class PythonCall:
     line: int
 
     def values(self, computed: Container[str]) -> dict[str, Any]:
-        """Return the given values. Some computed ones are Unknown."""
+        """Return the given values. Some values that Python would compute are Unknown."""
         return self.given | {name: Unknown("computed in the script") for name in self.computed if name in computed}
 
 

@@ -195,7 +195,10 @@ class Store:
 
     @contextlib.contextmanager
     def open(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a file for random access when the context is entered. Some readers never enter the context."""
+        """Open a file for random access when the context is entered.
+
+        Some callers never enter it, so nothing is opened before.
+        """
         with self._open(location) as file:
             yield file
 

@@ -33,7 +33,7 @@ class TextError(ValueError):
 
 
 class Unknown(str):
-    """A value that comes from another source, as it is written: `$CLIP`, `${trainer.clip}`, `???`."""
+    """A value that is not in the file, with its text: `$CLIP`, `${trainer.clip}`, `???`."""
 
 
 MOST_DEPTH = 64
@@ -134,8 +134,8 @@ _MISSING = object()
 def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
     """Resolve the interpolations in keys and values. An unknown reference stays as it is written.
 
-    `oc.env` resolves to its default value, because the training runs in another environment. A block that is referenced
-    is copied without resolving it.
+    `oc.env` resolves to its default value, because the training runs in another environment. A referenced block is
+    copied, and its own interpolations are not resolved.
     """
 
     def look_up(pointer: str, place: tuple[str, ...]) -> Any:
@@ -283,7 +283,7 @@ def _parse_yaml(text: str, decimal: bool) -> tuple[Any, list[YamlScalar]]:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse deep nesting, because libyaml's composer recurses without a limit, and a second document."""
+    """Refuse a second document, and deep nesting, because libyaml's composer recurses without a limit."""
     depth = documents = 0
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -87,14 +87,14 @@ class TableAxis:
 
     @cached_property
     def _joint_names(self) -> dict[str, int]:
-        """Return the columns of pairs of policies by pair and name, such as drift_square."""
+        """Map joint names of columns, such as drift_square, by pair of policies and name."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of the owner's column, else of the mismatch's column, else by its joint name."""
+        """Return the position of a column: of the owner, else of the mismatch, else by its joint name."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
@@ -108,7 +108,7 @@ class TableAxis:
 class ClusterTable:
     """Sums by cluster and scope (micro-batch), in sorted order.
 
-    Micro-batches only matter if weights are normalized within micro-batches. Otherwise, the scope is 0.
+    The scope is the micro-batch if weights are normalized within micro-batches, and otherwise 0.
     """
 
     clusters: Hashes  # hash of the cluster of each row [R]
@@ -136,7 +136,7 @@ class ClusterTable:
 
     @classmethod
     def combine(cls, tables: Sequence[ClusterTable], scopes: Hashes | None = None) -> ClusterTable:
-        """Merge tables in order. `scopes` replace the scopes of all rows."""
+        """Merge tables in order. `scopes`, if given, replace the scopes of all rows."""
         clusters, own, sums, maxima = (
             np.concatenate([getattr(table, name) for table in tables])
             for name in ("clusters", "scopes", "sums", "maxima")
@@ -270,7 +270,10 @@ LabelValue = str | int | float | bool | None
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """Return a number from 0 for each row [S], ordered by previous number and then by keys."""
+    """Number the rows [S] from 0, ordered by their previous number and then by their keys.
+
+    Equal rows get equal numbers.
+    """
     for values in keys:
         if values is not None and not _is_constant(values):
             _, codes = find_distinct(_mark_missing(values))

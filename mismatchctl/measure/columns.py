@@ -46,7 +46,7 @@ def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
 def _surrogate_term(
     kind: str, numbers: Mapping[str, float], batch: TokenBatch, advantages: Float64s, log_probs: Floats
 ) -> tuple[LossTerm, Bools]:
-    """Return the surrogate loss, and the tokens whose loss a clip, a bound or a gate decides."""
+    """Return the surrogate loss, and the tokens whose loss a clip, a bound or a gate changes."""
     segments, current = batch.segments, log_probs.astype(np.float64)
     low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
     anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train
@@ -128,7 +128,7 @@ COMPARED_COLUMNS = ("reward", "advantage", "length")
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Return the sum of w^2 per sequence, from sums of w - 1 unless that would lose digits."""
+    """Return the sum of w^2 per sequence, computed from sums of w - 1 unless this would lose digits."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -276,7 +276,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
 
 
 def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
-    """Return the largest and smallest (negated) weight of each sequence [S], before and after the bound."""
+    """Return the largest weight and minus the smallest weight of each sequence [S], before and after the bound."""
     if weights is None:
         low = high = least = most = np.ones(len(segments))
     elif not weights.per_token:
@@ -481,7 +481,7 @@ def correction_columns(
 ) -> tuple[Columns, Columns]:
     """Return the sum columns and maximum columns of a correction per sequence, before normalization.
 
-    Tokens are evaluated only in sequences in which a token reaches a bound. For other sequences, known sums are used.
+    Tokens are only evaluated in sequences with a token outside a bound. Other sequences use sums that are known.
     """
     reached = (
         np.arange(len(batch)) if all_tokens or losses else np.flatnonzero(sequences_near_bounds(correction, ratios))

@@ -96,7 +96,10 @@ class MeasurePlan:
 
     @cached_property
     def row_columns(self) -> TableAxis:
-        """Return the columns of the file of `--sequences`. All columns would need ten times the memory."""
+        """Return the columns of the file of `--sequences`.
+
+        The other columns are not computed, because they would need ten times the memory.
+        """
         own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
         return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 

@@ -142,7 +142,7 @@ class Histogram:
 
 
 def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
-    """Add parts of (positions, columns). Return all positions and the sums of the columns."""
+    """Add parts, which are pairs of positions and columns. Return all positions and the sums of the columns."""
     places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
     order = np.argsort(places, kind="stable")
     places = places[order]

@@ -133,7 +133,7 @@ def _weigh(height: Float64s, error: Float64s) -> Float64s:
 
 
 def _scale(squares: float, count: int) -> float:
-    """Return the squares of the best fit relative to their errors, at least 1."""
+    """Return the mean squared residual of the best fit relative to the squared errors, at least 1."""
     return max(1.0, squares / max(count - 4, 1))
 
 
@@ -203,7 +203,7 @@ def _fit_squares(
 def _fit_levels(
     where: Float64s, height: Float64s, weight: Float64s, start: int, end: int, power: float
 ) -> tuple[float, float, float]:
-    """Return the level before a change, the change, and the weighted spread of its progress."""
+    """Return the level before a change, the size of the change, and the weighted spread of its progress."""
     total = float(weight.sum())
     change = float(np.sign(height[end:].mean() - height[: start + 1].mean())) or 1.0
     middle = float((height * weight).sum()) / total

@@ -226,7 +226,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 
 
 def headline_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the finding for the headline: a cause before a symptom, and only with at least 5% of K3."""
+    """Return the finding for the headline: a cause rather than a symptom, and only one with at least 5% of K3."""
     sure = [found for found in findings if found.confidence != "low"]
     large = [one for one in sure if one.share_k3 is None or one.share_k3 >= MIN_HEADLINE_SHARE]
     ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
@@ -246,7 +246,7 @@ def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Findi
 
 
 def find_growth(findings: Sequence[Finding]) -> float | None:
-    """Return the factor by which K3 grew, if a finding has it as evidence."""
+    """Return the factor by which K3 grew, if a finding contains this factor as evidence."""
     for finding in findings:
         facts = {fact.name: fact.value for fact in finding.evidence}
         factor = facts.get("factor")
@@ -463,7 +463,7 @@ def _describe_growth(growth: Growth) -> str:
 
 
 def _describe_level(summary: RunSummary, *, named: bool) -> str:
-    """Describe a high K3. The level of an MoE needs no mention if the cause is known."""
+    """Describe a high K3. A high K3 of an MoE is only mentioned if the cause is not known."""
     against = summary.against
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"

@@ -214,7 +214,10 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count tokens with a larger K3 than nearly all of the baseline's, by cluster. 0 if many tokens have such a K3."""
+    """Count tokens with a larger K3 than nearly all of the baseline's, by cluster.
+
+    If many tokens have such a K3, all counts are 0.
+    """
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -233,7 +236,7 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return the number of clusters with lost tokens that can decide a test at this level."""
+    """Return the number of clusters with lost tokens that is needed to decide a test at this level."""
     places = np.arange(new)
     all_new = np.cumprod((new - places) / (new + old - places))  # for the first 1, 2, ... clusters
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)

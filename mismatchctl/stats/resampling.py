@@ -237,9 +237,11 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
 
 
 def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> tuple[float, float, float]:
-    """Maximize the exponent by Newton's method. The method can stop early, because each exponent gives a valid bound.
+    """Maximize the exponent of the approximation by Newton's method.
 
-    The random total has a sign for each of `half`, and random labels of `single` with `chosen` expected.
+    The method can stop early, because each exponent gives a valid bound.
+
+    In the random total, each of `half` has a random sign, and about `chosen` of `single` are labeled new.
     """
     share = chosen / len(single) if len(single) else 0.5
     logit, unlabelled = math.log(share / (1 - share)), len(single) * math.log1p(-share)

@@ -58,7 +58,7 @@ class ClusterSample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def equal_sides(self, other: ClusterSample) -> list[str]:
-        """Return the sides ("rollout", "train") with equal log-probs, if two samples contain the same responses."""
+        """If two samples have the same responses, return the sides ("rollout", "train") with equal log-probs."""
         sizes = ("tokens", "sequences", "squared_length")
         if not (np.array_equal(self.keys, other.keys) and all(self._agrees(other, name) for name in sizes)):
             return []
@@ -248,7 +248,7 @@ class K3Layers:
         return found
 
     def scale(self, factor: float) -> K3Layers:
-        """Return the layers as if the K3 of each token were multiplied by `factor`.
+        """Return the layers that would result if the K3 of each token were multiplied by `factor`.
 
         Between two caps, the sum over all clusters is interpolated in logarithms by a cubic polynomial. The difference
         is divided among the clusters in proportion to their K3.

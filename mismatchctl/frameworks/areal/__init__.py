@@ -149,7 +149,10 @@ def _has_number(options: Options, key: str) -> bool:
 
 
 class Areal(PlainFramework):
-    """AReaL: one rule that rejects or clamps by one statistic. The version before 2026-08 has M2PO instead."""
+    """AReaL: one rule that rejects or clamps by one statistic.
+
+    The version before 2026-08 has M2PO instead of this rule.
+    """
 
     forms = (
         {},

@@ -22,7 +22,10 @@ _SAMPLING = "rollout_importance_sampling"
 
 
 class MsSwift(PlainFramework):
-    """ms-swift: upper bounds only. Sequences use the geometric mean. With a mask, token weights are unbounded."""
+    """ms-swift: upper bounds only.
+
+    At the sequence level, the ratio is the geometric mean. In mask mode, token weights have no bound.
+    """
 
     forms = (
         *({f"{_SAMPLING}_mode": mode, f"{_SAMPLING}_threshold": HIGH} for mode in _MODES),

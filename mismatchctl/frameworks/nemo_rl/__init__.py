@@ -101,7 +101,7 @@ class NemoRl(PlainFramework):
         return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
 
     def _samples(self, run: ConfiguredStep) -> Any:
-        """Return the rows that the filter keeps, with empty rows."""
+        """Return the rows that the filter keeps, including empty rows."""
         return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
 
     def _mean(self, run: ConfiguredStep, values: Array) -> float:

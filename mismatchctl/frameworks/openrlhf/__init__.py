@@ -33,7 +33,7 @@ _SCHEMES = (
 
 
 class OpenRlhf(PlainFramework):
-    """OpenRLHF: weights between two bounds. Masks do not change the denominators."""
+    """OpenRLHF: weights between two bounds. Masked tokens still count in the denominators."""
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

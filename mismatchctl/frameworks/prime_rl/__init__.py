@@ -1,4 +1,4 @@
-"""Adapter of prime-rl of 2026-08 (559b44772e47), and of two later states of its losses (2026-09, 2026-10)."""
+"""Adapter of prime-rl of 2026-08 (559b44772e47), and of two later versions of its losses (2026-09, 2026-10)."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Roll(PlainFramework):
 
     @staticmethod
     def _masked(run: ConfiguredStep, own: bool) -> tuple[Array, Array]:
-        """Return the log-probs of masked positions: their own values, or zeros for padding."""
+        """Return the log-probs at masked positions: the recorded values, or zeros for padding."""
         padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
         if not own:
             return padding, padding

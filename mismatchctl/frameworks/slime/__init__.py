@@ -129,7 +129,7 @@ class SlimeConfig:
 
 
 def _check_keys(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Yield the findings that only depend on keys in the file."""
+    """Yield the findings that depend only on which keys the file has."""
     for name in written.texts:
         value = written.root[written.keys[name]]
         yield written.trap("quoted_number", name, value=value, number=format_decimal(value))
@@ -289,7 +289,7 @@ class Slime(Framework):
         return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Since 2026, rejected tokens count in the denominators, but the presets of the articles remove them."""
+        """Since 2026, rejected tokens count in the denominators, but in the articles behind the presets they do not."""
         if not (self.about.rollout_denominators and correction.gates):
             return []
         return [
@@ -302,7 +302,10 @@ class Slime(Framework):
         return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
-        """Replay a step. Newer versions divide by the rollouts of `rollout_ids`, or by rows without this column."""
+        """Replay a step.
+
+        Newer versions divide by the number of `rollout_ids`, or by the number of rows if this column is missing.
+        """
         from mismatchctl.frameworks.slime.replay import ReplayedStep
 
         own = {**self.columns, "log_probs": "train_log_probs"}  # the table is known to be slime's
@@ -451,7 +454,10 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read a rank's samples. The list is empty if another rank has them, or without log-probs."""
+    """Read a rank's samples.
+
+    The list is empty if another rank's file returns the samples, or if the file has no log-probs.
+    """
     data = content["rollout_data"]
     if "log_probs" not in data:
         if any(rank.log_probs for rank in find_ranks(file)):

@@ -32,7 +32,7 @@ Effect = Literal["mask", "zero"]
 
 @dataclass(frozen=True, kw_only=True)
 class SlimeVersion(CodeVersion):
-    """One version of slime or Miles. The date is its month as the newest version."""
+    """One version of slime or Miles. Its date is the month in which it was the newest version."""
 
     framework: str  # slime or Miles
     # a metric's sum over a sequence is divided by the valid tokens of its whole rollout before rejection, and the total
@@ -56,7 +56,7 @@ class SlimeVersion(CodeVersion):
 
     @property
     def effect(self) -> Effect:
-        """Return the effect of rejection, veto and mask mode, which share a mask."""
+        """Return the effect (mask or zero) of rejection, veto and mask mode, which is the same for all three."""
         return "zero" if self.rollout_denominators or self.zeroes_rejected else "mask"
 
 
@@ -416,7 +416,7 @@ def make_correction(arguments: Arguments, name: str, effect: Effect) -> Correcti
 
 
 def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Arguments, list[str], list[str]]:
-    """Convert a Correction to slime's arguments, and list the rules without an equivalent and those with a near one."""
+    """Convert a Correction to slime's arguments, and list rules without an equivalent and rules with a similar one."""
     effect = version.effect
     known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
     if isinstance(correction, SlimeCorrection):
@@ -451,7 +451,7 @@ def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[s
 
 
 def _write_rules(correction: Correction, known: Arguments) -> Arguments:
-    """Write arguments. Rules that slime does not support give arguments of other rules."""
+    """Write arguments. Rules that slime does not support are replaced by similar rules."""
     weight = correction.weight
     correcting: dict[str, Any] = {"use_tis": weight is not None, "get_mismatch_metrics": False}
     correcting |= {"custom_tis_function_path": None, "use_rollout_logprobs": correction.loss == "ppo_bypass"}

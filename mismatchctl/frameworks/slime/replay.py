@@ -87,7 +87,10 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Return the bounded weights. Mask mode does not bound them. IcePop sets weights outside the bounds to 0."""
+        """Return the bounded weights.
+
+        Mask mode does not bound the weights. IcePop sets weights outside the bounds to 0.
+        """
         low, high = self.weight_bounds
         if self.arguments.function == "icepop":
             inside = (self.raw_weights >= low) & (self.raw_weights <= high)
@@ -116,7 +119,10 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Return the tokens whose ratio is below the veto, whose logarithm is always float32."""
+        """Return the tokens whose ratio is below the veto threshold.
+
+        The logarithm of the threshold is always float32.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
         return np.asarray(self.d < threshold, np.bool_)
@@ -139,7 +145,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def old(self) -> Floats:
-        """Return the anchor of the PPO ratio: the recomputation, or the rollout's log-probs."""
+        """Return the log-probs of the old policy in the PPO ratio: the trainer's recomputation or the rollout's."""
         return self.rollout if self.arguments.use_rollout_logprobs else self.train
 
     def finite(self, values: Floats) -> Floats:
@@ -400,7 +406,7 @@ class ReplayedStep:
         return Replay(logged, [weights[row] for row in order] if given.weighs else None, [kept[row] for row in order])
 
     def _contribution(self, metric: LoggedMetric, call: MicroBatch, rows: NDArray[np.int64]) -> float:
-        """Return what these rows add to the total of a metric."""
+        """Return the sum that these rows add to the total of a metric."""
         values = VALUES[metric.values](call) if metric.values in VALUES else getattr(call, metric.values)
         per_token = self.arguments.calculate_per_token_loss
         if metric.over == "none":
@@ -419,7 +425,7 @@ class ReplayedStep:
         return float(_sum_in_order(sums / counts.astype(sums.dtype)))
 
     def _rollouts(self) -> NDArray[Any]:
-        """Return the rollout of each row."""
+        """Return the id of the rollout to which each row belongs."""
         for column in ("rollout_ids", "rollout_id"):
             if self.step.has(column):
                 names = self.step.table[column].to_pylist()

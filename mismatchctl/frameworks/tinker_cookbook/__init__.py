@@ -71,7 +71,10 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options in a call of the configuration class. Another class, or a call without a loss, gives `None`."""
+    """Read the options in a call of the configuration class.
+
+    For another class, or for a call without a loss, return `None`.
+    """
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     given = call.values(_LOSS_KEYS)

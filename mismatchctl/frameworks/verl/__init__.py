@@ -206,7 +206,10 @@ def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]:
-    """Yield the findings. With `keys_only`, the file does not contain every value."""
+    """Yield the findings.
+
+    With `keys_only`, some values are not in the file and are not judged.
+    """
     yield from _check_keys(written)
     if keys_only:
         return

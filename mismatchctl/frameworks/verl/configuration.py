@@ -29,7 +29,7 @@ Dialect = Literal["flat", "ratio", "estimator"]
 
 @dataclass(frozen=True, kw_only=True)
 class VerlVersion(CodeVersion):
-    """One version of verl's rollout correction, of a month or, if the month has a later version, of a day."""
+    """One version of verl's rollout correction, named by month, or by day if the month has a later version."""
 
     # configuration: `flat` (keys of the algorithm section), `ratio` (rollout_correction with rejection by the ratio) or
     # `estimator` (rollout_correction with rejection by k1, k2, k3)
@@ -64,7 +64,10 @@ class VerlVersion(CodeVersion):
 
     @property
     def names_loss(self) -> bool:
-        """Return True if bypass mode has an option for the loss. With this option, every loss applies rejection."""
+        """Return True if bypass mode has an option for the loss.
+
+        In versions with this option, every loss applies rejection.
+        """
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
@@ -241,7 +244,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """Create a Correction whose loss applies only the fields in `left`."""
+    """Create a Correction of which verl applies only the fields in `left`."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured
@@ -386,7 +389,7 @@ def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple
 
 
 def _parse_rejection(option: str, text: str, source: RatioSource) -> Gate:
-    """Parse one option. "lo_hi" of k1 bounds rollout/train, because k1 is rollout minus train."""
+    """Parse one option. A threshold "lo_hi" for k1 bounds rollout/train, because k1 is rollout minus train."""
     statistic, level = RS_OPTIONS[option]
     if statistic == "k1":
         low, separator, high = text.partition("_")
@@ -598,7 +601,7 @@ def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
 
 
 def _write(correction: Correction, version: VerlVersion) -> dict[str, Any]:
-    """Write the keys of a correction. Rules that the version does not support give other keys."""
+    """Write the keys of a correction. Rules that the version does not support are written as similar keys."""
     weight, loss, (rejections, veto) = correction.weight, correction.loss, split_gates(correction)
     if version.dialect == "flat":
         if weight is None:
@@ -650,8 +653,8 @@ def _format_exp(logarithm: float) -> str:
 def recognize(native: Mapping[str, Any]) -> str | None:
     """Return the version of a configuration with a key of rollout correction.
 
-    Only versions that know most of its keys are considered. The order of preference is: the newest version with an
-    effect, the newest version that accepts the keys, the newest version.
+    Only versions that know most of its keys are considered. The newest version in which the keys have an effect is
+    preferred, then the newest version that accepts the keys, then the newest version.
     """
     native = with_rllm(native)
     outer = find_value(native, "algorithm")

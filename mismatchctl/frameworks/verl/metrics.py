@@ -38,7 +38,10 @@ def float32_log(threshold: float) -> float:
 
 
 class PolicyPair(ConfiguredStep):
-    """Rollout and `train`, the trainer's recomputation or in bypass mode the policy being updated, with empty rows."""
+    """Log-probs of rollout and `train`.
+
+    In bypass mode, `train` is the policy being updated. Empty rows are included.
+    """
 
     def row_sum(self, values: Floats) -> Floats:
         return self.segments.sum(values).astype(values.dtype)
@@ -123,7 +126,10 @@ def _measure_ratio(
     measures_applied: bool = False,  # True to measure bounded weights (since 2026), False to measure raw weights
     fractions_applied: bool = False,  # True if the fractions of rows outside describe bounded weights too (0.8.0)
 ) -> Measured:
-    """Measure the ratio at a level with two thresholds. Rows compare logarithms with a float32 threshold."""
+    """Measure the ratio at a level with two thresholds.
+
+    Ratios of rows are compared as logarithms, with a float32 threshold.
+    """
     token = level == "token"
     x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))

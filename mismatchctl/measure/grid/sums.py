@@ -1,4 +1,4 @@
-"""Sums of each family of corrections along the grid: columns of blocks, sums of batches and groups, metrics."""
+"""Sums of each family of corrections at the points of a threshold grid, and the metrics computed from the sums."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def block_columns(
 
 
 def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Sum a table [S, ...] over the other axes of bins [S, bins]."""
+    """Sum a table [S, ...] over all axes of bins except one [S, bins]."""
     return table if table.ndim == 2 else table.sum(axis=tuple(set(range(1, table.ndim)) - {axis}))
 
 
@@ -174,7 +174,7 @@ class _BinnedPoints:
         return None if flags is None or flags.all() else flags.astype(np.float64)
 
     def _kept_tokens(self) -> Arrays:
-        """Sum over the tokens that gates on tokens keep, with a single weight [S, variants of gates on tokens ...]."""
+        """Sum over the tokens that gates on tokens keep, if there is one weight [S, variants of these gates ...]."""
         if not self.on_tokens:
             return {"count": self.length, "k3": self._wide(self.ratios["train/rollout"].k3_sum)}
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
@@ -232,7 +232,7 @@ class _BinnedPoints:
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
     def _token_weights(self, weights: Weights) -> Arrays:
-        """Sum the weights per token, with bins for the weight and for token gates."""
+        """Sum the token weights, in bins of the weight and of the statistics of token gates."""
         bounds = self.family.bounds
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess}
@@ -286,7 +286,7 @@ class _BinnedPoints:
     def _add_term(
         self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
     ) -> None:
-        """Add a term to a column: sums over bins, times powers of the lower and upper bound of each weight."""
+        """Add a term to a column: sums over bins, times powers of the bounds of each weight rule."""
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
@@ -373,7 +373,7 @@ class FamilySums:
         return self.totals.sums.size + sum(table.sums.size for table in self.rows)
 
     def __add__(self, other: FamilySums) -> FamilySums:
-        """Add two sums. To save time, rows are merged only if the new parts are large."""
+        """Add two sums. To save time, rows are merged only if the added parts are large."""
         first, *more = rows = self.rows + other.rows
         if 2 * sum(map(len, more)) > len(first):
             rows = (merge_tables(rows, GROUP_CAP),)
@@ -476,7 +476,7 @@ class ClosedFamily:
 
 
 def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
-    """Return the divisors of the weights in each micro-batch of a group, if its weights are normalized."""
+    """Return the divisors of the weights in each micro-batch of a group, if the weights are normalized."""
     rule, table = family.correction.weight, group.totals
     if rule is None or rule.normalize == "none":
         return None
@@ -517,7 +517,7 @@ def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors
 
 @dataclass
 class FamilyRunSums:
-    """Final sums of one family over the groups of a run, or of one value of a column."""
+    """Final sums of one family over the groups of a run, or over the rows with one value of a column."""
 
     # totals, maxima: columns along the grid [1, ...]
     totals: Arrays = field(default_factory=dict)

@@ -69,7 +69,7 @@ def as_slice(places: Ints) -> Ints | slice:
 
 @dataclass(frozen=True)
 class Term:
-    """A part of a column: another column, which may have bins along an axis of the grid."""
+    """A summand of a column: another column, which may have bins along an axis of the grid, times a factor."""
 
     name: str
     runs: BinIntervals | None = None  # intervals that the bins are summed over
@@ -221,7 +221,7 @@ def _take_entries(values: Float64s, places: Ints) -> Float64s:
 
 @dataclass(frozen=True)
 class IntervalVariants:
-    """Variants of an interval on one quantity."""
+    """Several intervals [V] for one quantity."""
 
     edges: Float64s  # ascending. The bin of a value is the number of edges that do not exceed it.
     inside: BinIntervals  # bins of each variant's interval
@@ -262,7 +262,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Return the variants that differ for values in these bins, because a block has values in few bins.
+        """Return the variants that differ for values in the given bins. A block usually has values in few bins.
 
         The other results are the number of each variant among the returned variants (null: all variants are returned),
         and the number of each bin.
@@ -283,7 +283,7 @@ class IntervalVariants:
 
 
 def _exclusive_bound(bound: float) -> float:
-    """Return the exclusive bound that is equivalent to an inclusive bound, or NaN for infinity."""
+    """Return the exclusive bound that is equivalent to an inclusive bound. For an infinite bound, return NaN."""
     return np.nan if bound == np.inf else float(np.nextafter(bound, np.inf))
 
 
@@ -314,7 +314,7 @@ class WeightBounds:
     def factor(self, low: int, high: int, origin: float = 0.0) -> Float64s:
         """Return the product of powers of the lower and upper bounds, minus `origin` [W].
 
-        0 if it is infinite, because no weight is outside such bounds.
+        An infinite bound gives 0, because no weight is outside such a bound.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             made: Float64s = (self.low - origin) ** low * (self.high - origin) ** high
@@ -341,7 +341,7 @@ class WeightBounds:
 
 @dataclass(frozen=True)
 class TokenBins:
-    """Bins of a quantity per token. Most tokens are in one bin, so they need no search."""
+    """Bins of a quantity per token. Most tokens are in the same bin, so no search is needed for them."""
 
     thresholds: IntervalVariants
     common: int  # bin of most tokens
@@ -434,7 +434,7 @@ class GridLayout:
 
 
 class GridLayouts(NamedTuple):
-    """Layouts of the tables of a family: sums, maxima, and columns by cluster."""
+    """Layouts of the tables of a family: sums and maxima before normalization, and final sums by cluster."""
 
     totals: GridLayout
     maxima: GridLayout

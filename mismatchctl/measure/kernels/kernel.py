@@ -1,4 +1,4 @@
-"""The arithmetic over tokens in numpy. Other kernels replace parts of it."""
+"""The arithmetic over tokens in numpy. Other kernels replace parts of this kernel."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ class SequencePlaces:
 
 
 class Kernel:
-    """The arithmetic over tokens. This kernel is for small dumps, and is the reference for the other kernels."""
+    """The arithmetic over tokens.
+
+    This kernel uses numpy. It is for small dumps, and is the reference for other kernels.
+    """
 
     device: str | None = None  # name of the device, if it is not the CPU
     evaluates_all_tokens = False  # True if a choice of sequences costs more than their tokens

@@ -65,7 +65,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
 
 @compile_terms
 def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """Compute expm1 and K3 of x, and exp of q. The arguments `_within` are limited for `split_exponent`."""
+    """Compute expm1 and K3 of x, and exp of q. The arguments that end in `_within` are limited for `split_exponent`."""
     k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
@@ -136,7 +136,7 @@ def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
 ) -> tuple[float, float]:  # fmt: skip
-    """Add up TOKEN_SUMS and TOKEN_MAXIMA of some tokens, except neighbors, and return the extremes of x.
+    """Add up TOKEN_SUMS and TOKEN_MAXIMA of some tokens, without sums over neighbors, and return the extremes of x.
 
     Two loops are used, because the sums of one loop would not fit into 16 registers.
     """
@@ -274,7 +274,7 @@ _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 
 @compile_loop
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
-    """Compute the offset in `layers` for the probability bin and the number of caps that K3 reaches.
+    """Compute the offset in `layers` of each token, from its probability bin and the number of caps below its K3.
 
     `surprisal` is an offset in the table of a bucket.
     """
@@ -317,7 +317,7 @@ def _sum_sizes(x: Any, k3: Any) -> tuple[float, float]:
 
 @compile_loop
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
-    """Add the tokens to the bins of their positions, one run of tokens in the same bin at a time.
+    """Add the tokens to the bins of their positions. Adjacent tokens in the same bin are summed first.
 
     Without gaps, `first` is the position of x[0].
     """

@@ -148,7 +148,7 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
-    """Return the columns of a final table: tokens times factor, clusters with a token, and empty clusters are added."""
+    """Return the columns of a final table: sums, and counts of clusters with a token and of empty clusters."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
@@ -324,7 +324,7 @@ def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict
 
 
 class ColumnReader:
-    """A mapping of columns by name that records the names read and can add an imaginary part to a column."""
+    """A mapping of columns by name. It records which columns are read, and can add an imaginary part to a column."""
 
     def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
         self._read, self._moved = read, moved
@@ -399,7 +399,10 @@ GroupCells = dict[tuple[LabelValue, ...], CellT]
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Merges the sums of groups in input order. To limit memory, metrics of a complete group replace its sums."""
+    """Merges the sums of groups in input order.
+
+    To limit memory, the sums of a complete group are replaced by its metrics.
+    """
 
     # approximate number of sums that are closed together, so that formulas are evaluated together
     closing_size: ClassVar[int] = 1 << 22

@@ -132,7 +132,7 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """The definition of a number in parts, so that definitions can be compared."""
+    """The definition of a metric in parts, so that the definitions of two metrics can be compared."""
 
     quantity: Quantity  # what is measured
     over: str = VALID_TOKENS  # the tokens or sequences
@@ -229,7 +229,7 @@ class MetricTails:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of mismatchctl. Either `formula`, `extreme`, `quantile` or `tail` computes its value."""
+    """One metric of mismatchctl. The value comes from one of `formula`, `extreme`, `quantile` and `tail`."""
 
     key: str  # stable name in JSON, tables and options
     title: str  # short label

@@ -147,7 +147,7 @@ def _ess_token(t: Totals) -> Number:
 
 
 def _reliable_sum(weight: Number, count: Number) -> Number:
-    """Return a sum of weights computed from w - 1, or NaN if the mean is below the rounding error."""
+    """Return a sum of weights, computed from w - 1. If the mean is below the rounding error, return NaN."""
     return np.where(np.real(weight) < _SMALLEST_WEIGHT * np.real(count), np.nan, weight)
 
 
@@ -250,7 +250,7 @@ def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the log-probs of the rollout's most likely tokens on the other side."""
+    """Return the log-probs that the other side gives to the rollout's most likely tokens."""
     return next((tokens[name] for name in OTHER_TOP_COLUMNS if name in tokens), None)
 
 
