@@ -92,10 +92,29 @@ def cap_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.clip(np.where(np.isnan(values), LARGEST_SUM, values), -LARGEST_SUM, LARGEST_SUM)
 
 
+_POWERS = np.array([float(10**power) for power in range(23)])
+"""Powers of ten that a double represents exactly."""
+
+
 def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
-    """Round finite values to at most 15 significant digits."""
-    rounded = [float(f"{value:.{digits}g}") for value in values.ravel().tolist()]
-    return np.array(rounded, np.float64).reshape(values.shape)
+    """Round finite values to at most 15 significant digits.
+
+    If the power of ten is exact, the value is rounded by one multiplication. Otherwise, the value is formatted and
+    parsed.
+    """
+    size: NDArray[np.float64] = np.abs(values)
+    with np.errstate(all="ignore"):
+        power = digits - 1 - np.floor(np.log10(size))
+        scale = _POWERS[np.clip(np.where(np.isfinite(power), np.abs(power), 0), 0, 22).astype(np.int64)]
+        shifted = np.where(power < 0, size / scale, size * scale)
+        whole = np.rint(shifted)
+        rounded: NDArray[np.float64] = np.copysign(np.where(power < 0, whole * scale, whole / scale), values)
+        clear = np.abs(np.abs(shifted - whole) - 0.5) > 1e-15 * 10.0 ** (digits + 1)
+        sure = (np.abs(power) <= 22) & (whole >= 10.0 ** (digits - 1)) & (whole < 10.0**digits) & clear
+    rounded[values == 0] = values[values == 0]
+    unsure = ~sure & (values != 0)
+    rounded[unsure] = [float(f"{value:.{digits}g}") for value in values[unsure].tolist()]
+    return rounded
 
 
 CappedSum = Annotated[float, BeforeValidator(cap_sum)]

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mismatchctl.core.validation import OVERFLOW_STATUS, FiniteModel
+from mismatchctl.core.validation import OVERFLOW_STATUS, FiniteModel, round_significant
 from mismatchctl.errors import DataError
 from mismatchctl.results.model import Value
 from mismatchctl.results.reader import read_result
@@ -229,3 +230,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_damaged_comparisons_are_refused(damage: str, compared: dict[str, Any], tmp_path: Path) -> None:
     done = run("report", damaged(compared, COMPARED_DAMAGE[damage], tmp_path), "--markdown", "-")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (4, "", 1), done.stderr
+
+
+@pytest.mark.parametrize("digits", [5, 9])
+def test_rounding_matches_decimal_text(digits: int) -> None:
+    rng = np.random.default_rng(0)
+    halves = (rng.integers(10 ** (digits - 1), 10**digits, 2000) + 0.5) * 10.0 ** rng.integers(-25, 25, 2000)
+    special = [0.0, -0.0, 5e-324, 1e300, -1e300, 999_999_999.5, 99_999.5, 1e8, 1e9, 1e22, 1e23, 0.5, -2.5]
+    usual = rng.standard_normal(5000) * 10.0 ** rng.integers(-30, 30, 5000)
+    values = np.concatenate([halves, special, usual, rng.integers(0, 10**12, 2000).astype(np.float64)])
+    expected = np.array([float(f"{value:.{digits}g}") for value in values.tolist()])
+    np.testing.assert_array_equal(round_significant(values, digits).view(np.int64), expected.view(np.int64))
