@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mismatchctl.api.analyze.builder import build_result, encode_rows, write_sequences
+from mismatchctl.api.analyze.builder import SequenceFile, build_result, encode_rows
 from mismatchctl.api.analyze.run_log import (
     REPLAY_COLUMNS,
     LoggedSteps,
@@ -241,37 +241,36 @@ def analyze(
     work = _AnalysisPass(
         plan, turns, causes.empty(), findings, framework is not None, replace(plan, corrections=(*rules.values(),))
     )
-    rows: list[bytes] = []
-    for done, may_grow in reading.parts(work, engine or LocalEngine(threads), progress, micro_batches):
-        for groups, what in kept:
-            groups.add(getattr(done, what))
-            groups.close(may_grow)
-        rows += done.rows
-        gates = merge_parts(gates, done.gates)
-        causes.add(done.causes)
-    reading.require_tokens()
-    for groups, _ in kept:
-        groups.finish()
-    result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)
-    for name, run in result.runs.items():
-        growth = partial(fit_run_growth, run)
-        files = dump.paths
-        run.findings, run.sides = causes.findings(name, files, growth)
-        run.content = causes.content(name, files, run.findings)
-        points = dict(zip(rules, gates.get(name, ()), strict=False))
-        tokens = run.overall.metrics["tokens"].value or 0
-        run.presets = {
-            preset.name: PresetPoint.from_sums(tokens, *points[preset.gates].tolist()) for preset in drawn if tokens
-        }
-    summarize_runs(result, baseline)
-    if unnamed and micro_batches is None:
-        result.warnings.append(whole_step_warning(corrections))
-    if framework is not None:
-        _add_replays(result, framework, replays)
-    if log is not None:
-        _add_run_log(result, log, replays)
-    if sequences is not None:
-        write_sequences(sequences, rows, plan, accumulator.factors)
+    with SequenceFile(sequences, plan) as rows:
+        for done, may_grow in reading.parts(work, engine or LocalEngine(threads), progress, micro_batches):
+            for groups, what in kept:
+                groups.add(getattr(done, what))
+                groups.close(may_grow)
+            rows.write(done.rows)
+            gates = merge_parts(gates, done.gates)
+            causes.add(done.causes)
+        reading.require_tokens()
+        for groups, _ in kept:
+            groups.finish()
+        result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)
+        for name, run in result.runs.items():
+            growth = partial(fit_run_growth, run)
+            files = dump.paths
+            run.findings, run.sides = causes.findings(name, files, growth)
+            run.content = causes.content(name, files, run.findings)
+            points = dict(zip(rules, gates.get(name, ()), strict=False))
+            tokens = run.overall.metrics["tokens"].value or 0
+            run.presets = {
+                preset.name: PresetPoint.from_sums(tokens, *points[preset.gates].tolist()) for preset in drawn if tokens
+            }
+        summarize_runs(result, baseline)
+        if unnamed and micro_batches is None:
+            result.warnings.append(whole_step_warning(corrections))
+        if framework is not None:
+            _add_replays(result, framework, replays)
+        if log is not None:
+            _add_run_log(result, log, replays)
+        rows.finish(accumulator.factors)
     return result
 
 
