@@ -19,7 +19,14 @@ import mismatchctl.api.sweep.result
 import mismatchctl.api.sweep.sweep
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.sweep import sweep as accumulate
-from mismatchctl.api.sweep.result import add_pareto_column, pareto_mask, preset_marks, sort_by_cost, sweep_sentences
+from mismatchctl.api.sweep.result import (
+    add_pareto_column,
+    pareto_mask,
+    preset_marks,
+    sort_by_cost,
+    sweep_from_json,
+    sweep_sentences,
+)
 from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study, ThresholdAxis, make_studies
 from mismatchctl.api.sweep.sweep import price_targets, sweep
 from mismatchctl.core.batch import Segments, TokenBatch
@@ -39,6 +46,7 @@ from mismatchctl.measure.grid.thresholds import (
 )
 from mismatchctl.measure.reduction import MeasurePlan
 from tests.cli import command
+from tests.factories.dumps import write_dump
 from tests.factories.random_dumps import Files, Shape, make_rows, write
 from tests.paths import SAMPLE_DATA
 
@@ -414,3 +422,12 @@ def test_invalid_points_are_named() -> None:
     axes = (ThresholdAxis("weight.clip.1", (1.1, 4.0)), ThresholdAxis("gates.0.keep", (1.01, -1.0)))
     with pytest.raises(ConfigError, match=r"at weight.clip.1=1.1, gates.0.keep=-1.0: "):
         make_studies([find_preset("miles-moe-2")], axes)
+
+
+def test_saved_sweeps_may_contain_whole_numbers_without_a_point(tmp_path: Path) -> None:
+    made = sweep([str(write_dump(tmp_path / "run"))], DEFAULT_STUDIES)
+    data = json.loads(made.to_json())
+    for name, values in data["table"].items():
+        whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
+        data["table"][name] = whole
+    assert sweep_from_json(data).overall["rejected_tokens"].to_list() == made.overall["rejected_tokens"].to_list()

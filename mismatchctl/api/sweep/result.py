@@ -620,6 +620,8 @@ def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]
     kinds |= dict.fromkeys(_TEXT_COLUMNS, pl.String) | {"point": pl.Int64, _FLAG_COLUMN: pl.Boolean}
     series = []
     for name, values in columns.items():
+        if any(isinstance(value, float) for value in values):  # other tools write 1.0 as 1
+            values = [float(value) if type(value) is int else value for value in values]
         try:
             own = pl.Series(name, values)
             series.append(own.cast(kinds[name]) if name in kinds else own)
