@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -282,7 +283,10 @@ def find_changes(array: pa.Array) -> Bools:
     """Return flags [N - 1] of the values that differ from the previous value. Null equals null, and NaN equals NaN."""
     import pyarrow.compute as pc
 
-    if "view" in str(array.type):
+    if pa.types.is_floating(array.type):  # runs have equal bits, so 0.0 replaces -0.0, and one NaN all others
+        array = array.cast(pa.float64())
+        array = pc.if_else(pc.is_nan(array), math.nan, pc.add(array, 0.0))
+    elif "view" in str(array.type):
         array = array.cast(pa.large_binary())
     flags = np.zeros(max(len(array) - 1, 0), np.bool_)
     flags[pc.run_end_encode(array).run_ends.to_numpy()[:-1] - 1] = True

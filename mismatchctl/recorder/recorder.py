@@ -518,7 +518,11 @@ def claim_name(temporary: Path, final: Path) -> bool:
             os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except FileExistsError:
             return False
-        os.replace(temporary, final)
+        try:
+            os.replace(temporary, final)
+        except OSError:
+            final.unlink()  # an empty file is no dump
+            raise
     return True
 
 

@@ -102,8 +102,8 @@ def _known_metrics() -> dict[tuple[str, str], Metric]:
 
 def find_metric(key: str, scope: str = "m") -> Metric:
     """Return a metric of the mismatch (scope `m`) or of corrections (`c`). An unknown key gets a placeholder."""
-    if gate := re.fullmatch(r"gate(\d+)_(\w+)_(\w+)", key):
-        found = _known_metrics()[scope, f"gate0_{gate[2]}_{gate[3]}"]
+    gate = re.fullmatch(r"gate(\d+)_(\w+)_(\w+)", key)
+    if gate and (found := _known_metrics().get((scope, f"gate0_{gate[2]}_{gate[3]}"))):
         title, about = f"gate {gate[1]}: {gate[2]} too {gate[3]}", found.definition.replace("gate 0", f"gate {gate[1]}")
         return replace(found, key=key, title=title, definition=about)
     return _known_metrics().get((scope, key)) or Metric(key, key, "", "not in this version's registry", "")

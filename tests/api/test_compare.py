@@ -132,6 +132,28 @@ def test_mix_and_level_sum_to_the_difference(tmp_path: Path, quantity: str) -> N
     assert found.contrasts[0].changes["k3"].difference == pytest.approx(difference, rel=1e-6)
 
 
+@pytest.mark.parametrize("quantity", ["step", "worker"])
+def test_errors_of_contributions_use_shared_prompts(tmp_path: Path, quantity: str) -> None:
+    """The same tokens have less noise in their change than on each side."""
+    other = BASE.scaled(lambda _, __, ___: 1.2)
+    change = k3(other) - k3(BASE)
+    prompts = np.unique(np.repeat(BASE.prompt, [len(row) for row in BASE.rollout]), return_inverse=True)[1]
+    where = spread(BASE, getattr(BASE, quantity))
+    sizes = np.bincount(prompts)
+    for part in decomposition(pair(tmp_path, other), quantity).parts:
+        sums = np.bincount(prompts, np.where(where == part.label, change, 0.0))
+        own = sums.sum() / len(change)
+        assert part.total == pytest.approx(own, rel=1e-6)
+        assert part.se == pytest.approx(np.sqrt(np.sum((sums - own * sizes) ** 2)) / len(change), rel=0.1)
+
+
+def test_parts_with_one_prompt_have_no_error(tmp_path: Path) -> None:
+    kept = BASE.prompt[BASE.step.index(1)]
+    base = BASE.chosen([row for row, step in enumerate(BASE.step) if step != 1 or BASE.prompt[row] == kept])
+    one = decomposition(pair(tmp_path, base.scaled(lambda _, __, ___: 1.2), base), "step")
+    assert [part.se for part in one.parts if part.label == 1] == [None]
+
+
 UNKNOWN = np.array([np.nan])
 
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -53,6 +54,13 @@ def test_ids_can_repeat_in_other_steps_and_runs(tmp_path):
     for step in [1, 2]:
         write(tmp_path / f"h/step={step}/a.parquet", long([5, 5], [0, 1]))
     assert len(read(tmp_path / "h")["rollout"]) == 2
+
+
+def test_equal_numbers_with_other_bits_are_no_change(tmp_path):
+    other_nan = float(np.array([0xFFF8000000000001], np.uint64).view(np.float64)[0])
+    rewards = [0.0, -0.0, np.nan, other_nan]
+    path = write(tmp_path / "a.parquet", long([1, 1, 2, 2], [0, 1, 0, 1], reward=rewards))
+    assert [len(tokens) for tokens in read(path)["rollout"]] == [2, 2]
 
 
 def test_positions_are_kept(tmp_path):

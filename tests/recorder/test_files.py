@@ -236,6 +236,19 @@ def test_temporary_files_of_killed_processes_are_removed_after_a_day(tmp_path: P
     assert names(tmp_path) == sorted([mine.name, living.name, "step_00000.parquet"])
 
 
+def test_failed_move_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without hard links, an empty file reserves the name until the file is complete."""
+
+    def fail(*names: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError):
+        Recorder(tmp_path).write(step=1, **COLUMNS)
+    assert not names(tmp_path)
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_existing_files_are_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     if not links:

@@ -97,6 +97,17 @@ def test_saved_sweeps_are_read_back(files: dict[str, Path]) -> None:
     assert list(made.parts(Explorer))
 
 
+def test_unknown_metrics_of_gates_are_shown(files: dict[str, Path], tmp_path: Path) -> None:
+    """A Result of a later version may contain metrics that this version lacks."""
+    data = json.loads(files["a"].read_text())
+    found = next(iter(data["runs"].values()))["overall"]
+    for values in (found["metrics"], *found["corrections"].values()):
+        values["gate0_odd_side"] = {"value": 1.0, "status": "ok"}
+    place = tmp_path / "later.json"
+    place.write_text(json.dumps(data))
+    assert "gate0_odd_side" in render_html(read_saved([place])[1])
+
+
 def test_json_contains_the_sentences_of_the_page(files: dict[str, Path]) -> None:
     """Every JSON file starts with format and version and contains the sentences of its page."""
     data = json.loads(files["sweep"].read_text(encoding="utf-8"))

@@ -450,8 +450,9 @@ def _build_decomposition(
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
     shares = [side.shares for side in sides]
-    if se is None:
-        se = (shares[0] + shares[1]) / 2 * np.hypot(sides[0].se, sides[1].se)
+    errors = [np.where(side.tokens > 0, side.se, 0.0) for side in sides]  # NaN if the error of a side is unknown
+    of_level = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
+    se = of_level if se is None else np.where(np.isnan(of_level), np.nan, se)
     parts = [
         model.Contribution(
             **place,  # type: ignore[arg-type]
