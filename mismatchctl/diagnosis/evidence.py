@@ -41,11 +41,12 @@ class Tally:
     @classmethod
     def of(cls, rows: Rows, marks: Bools) -> Tally:
         """Count the marked tokens [T] of some rows."""
-        first = np.flatnonzero(marks)[:MAX_PLACES]
+        marked = np.flatnonzero(marks)
+        first = marked[:MAX_PLACES]
         sequence = np.searchsorted(rows.segments.offsets, first, side="right") - 1
         places = (rows.file[sequence], rows.rows[sequence], rows.position_of(first))
-        sequences = int(np.count_nonzero(rows.segments.sum(marks)))
-        return cls(int(marks.sum()), sequences, tuple(zip(*(of.tolist() for of in places), strict=True)))
+        sequences = int(np.count_nonzero(np.diff(np.searchsorted(marked, rows.segments.offsets))))
+        return cls(len(marked), sequences, tuple(zip(*(of.tolist() for of in places), strict=True)))
 
     def __add__(self, other: Tally) -> Tally:
         places = tuple(sorted({*self.places, *other.places})[:MAX_PLACES])
