@@ -160,7 +160,7 @@ def presets_or_list(
     if ctx.invoked_subcommand is not None:
         if table or json:
             raise ConfigError(
-                f"write the options of {ctx.invoked_subcommand} after its name; --table works without a command"
+                f"write --json after {ctx.invoked_subcommand}; --table does not work with {ctx.invoked_subcommand}"
             )
     elif table:
         from mismatchctl.corrections.presets import list_traits

@@ -246,11 +246,11 @@ def _check_log_probs(values: Floats, name: str) -> None:
     if least >= MIN_LOG_PROB and most <= POSITIVE_TOLERANCE:
         return
     if not np.isfinite(values).all():
-        raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
+        raise DataError(f"{name} is NaN or infinite at a valid token", remedy="mask it out")
     worst = most if most > POSITIVE_TOLERANCE else least
     what = "log-probs must not be above 0" if worst > 0 else "no policy gives such a log-prob"
     raise DataError(
-        f"{name} has a valid token of {worst:.6g}: {what}", remedy="pass log-probs, and mask all other values"
+        f"{name} is {worst:.6g} at a valid token: {what}", remedy="pass log-probs, and mask all other values"
     )
 
 

@@ -134,7 +134,7 @@ def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) 
 
 
 class _PageValues:
-    """The values of all pages. Flags take one byte each until the end."""
+    """The values of all pages. While pages are read, each flag takes one byte."""
 
     def __init__(self, count: int, width: int) -> None:
         self._width, self.filled = width, 0

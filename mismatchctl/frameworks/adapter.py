@@ -424,7 +424,7 @@ class Framework(ABC):
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
         """Map each logged name that cannot be computed to a text about the columns that the dump lacks.
 
-        An empty text gives no warning.
+        If the text is empty, no warning is shown.
         """
         return {}
 

@@ -337,7 +337,7 @@ class PythonCall:
     line: int
 
     def values(self, computed: Container[str]) -> dict[str, Any]:
-        """Return the given values. Some values that Python would compute are Unknown."""
+        """Return the given values. Values that are not constants can be Unknown."""
         return self.given | {name: Unknown("computed in the script") for name in self.computed if name in computed}
 
 

@@ -43,7 +43,7 @@ class Column:
     """A column of a table: heading, a function from an item to its cell, and the kind of its cells.
 
     The terminal drops columns with the highest `drop` first. Columns with 0 always stay. Without `drop`, only HTML
-    shows the column. It cuts the cells of `flexible` columns to the width that other columns leave. `short` is the
+    shows the column. The terminal cuts the cells of `flexible` columns to the remaining width. `short` is the
     heading on narrow media, `anchor` the glossary entry.
     """
 
@@ -197,8 +197,8 @@ class Code(DocumentPart):
 class Figures(DocumentPart):
     """Figures side by side. Missing figures are dropped.
 
-    `axes` has the name of the threshold of each figure, for the script of a sweep. With `runs`, the reader can choose
-    runs. `height` is in pixels, where 0 means the default.
+    `axes` has the name of the threshold of each figure, for the script of a sweep. With `runs`, the reader of the page
+    can choose the drawn runs. `height` is in pixels, where 0 means the default.
     """
 
     figures: Any  # figures, or None
@@ -246,7 +246,7 @@ class Section(DocumentPart):
 
 
 def scale_sparkline(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Average a positive series to at most `width` points, as shares of a log axis. 0 is at the bottom."""
+    """Average a positive series to at most `width` points. Return their heights on a log axis, 0 (bottom) to 1."""
     heights = [None if value is None else math.log(value) if value > 0 else -math.inf for value in values]
     if len(heights) > width:
         cuts = [round(i * len(heights) / width) for i in range(width + 1)]

@@ -65,7 +65,10 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Return the one-sided p-value of a number above zero. An undefined replicate counts as not above zero."""
+    """Return the one-sided p-value of a test whether a number is above zero.
+
+    An undefined replicate counts as not above zero.
+    """
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)

@@ -285,7 +285,7 @@ ROW = [[-1.0, -2.0]]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "lengths": (lambda: mm.k3(ROLLOUT[:, :3], TRAIN, MASK), "rows of"),
     "not finite": (lambda: mm.k3(ROLLOUT, TRAIN), "NaN or infinite"),
-    "above 0": (lambda: mm.k3(ROW, [[-1.0, 0.5]]), "train has a valid token of 0.5: log-probs must not be above 0"),
+    "above 0": (lambda: mm.k3(ROW, [[-1.0, 0.5]]), "train is 0.5 at a valid token: log-probs must not be above 0"),
     "below all": (lambda: mm.k3(ROW, [[-1.0, -1e300]]), "no policy gives such a log-prob"),
     "weights for a mask": (
         lambda: mm.k3(ROW, ROW, [[1.0, 0.5]]),

@@ -259,7 +259,7 @@ def test_repeated_references_are_limited(tmp_path: Path) -> None:
     data = {"log_probs": column, "rollout_log_probs": column, "loss_masks": [torch.ones(4096)] * 512}
     data |= {"tokens": [torch.zeros(4096, dtype=torch.int64)] * 512, "response_lengths": [4096] * 512}
     torch.save({"rollout_id": 0, "rollout_data": data}, source / TORCH)
-    assert "refers to the same values repeatedly" in refused(source)
+    assert "repeats the same values" in refused(source)
 
 
 @pytest.mark.parametrize("verb", ["convert", "analyze"])

@@ -60,7 +60,9 @@ class ClusterSizes:
 
 
 class _SimulatedGate:
-    """A simulation of the gate's test on dumps of a given size. Known clusters are drawn, and a rise is added to them.
+    """A simulation of the gate's test on dumps of a given size.
+
+    Clusters of the known dumps are drawn at random, and a rise is added to their values.
 
     Without a baseline, dumps do not share clusters. Shared clusters come first in a sample.
     """

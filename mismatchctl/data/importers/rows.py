@@ -381,7 +381,7 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
         tokens += sum(len(row["response_mask"]) for row in rows)
         if path.suffix in (".pt", ".pkl") and tokens > most:  # they may refer to the same values any number of times
             raise DataError(
-                f"contains {tokens:,} tokens in {most:,} bytes, so it refers to the same values repeatedly",
+                f"contains {tokens:,} tokens in {most:,} bytes, so it repeats the same values",
                 file=str(path),
             )
         columns = [pa.array([row[one.name] for row in rows], one.type) for one in layout_schema(layout)]

@@ -315,7 +315,7 @@ def _known(names: Iterable[Any]) -> list[str]:
 
 
 def canonical_name(name: Any) -> Any:
-    """Return the name of the schema for a column of any framework."""
+    """Return the name that the dump format has for a framework's column."""
     return name if name in COLUMNS_BY_NAME else column_aliases().get(name, name)
 
 

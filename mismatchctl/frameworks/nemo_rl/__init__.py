@@ -62,7 +62,10 @@ class NemoRl(PlainFramework):
             rule["clip"] = keep
         elif kind in ("icepop", "seq-mask-tis"):
             if None in keep:
-                raise ConfigError(f"nemo-rl: {kind} needs truncated_importance_sampling_ratio and _ratio_min")
+                raise ConfigError(
+                    f"nemo-rl: {kind} needs truncated_importance_sampling_ratio and "
+                    "truncated_importance_sampling_ratio_min"
+                )
             by: Any = level if kind == "icepop" else "geometric"
             undefined: Any = "reject" if kind == "icepop" else "one"
             gates.append(Gate(level=by, keep=keep, clamp="none", effect="zero", nonfinite=undefined))

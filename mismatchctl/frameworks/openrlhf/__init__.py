@@ -68,7 +68,10 @@ class OpenRlhf(PlainFramework):
         """Read all options. As in OpenRLHF, names of another version are refused."""
         given = {str(key).lstrip("-") for _, inner in self.levels(native) for key in inner}
         if self.renamed and (gone := sorted(given & self._old_names())):
-            raise ConfigError(f"{self.title} does not support {gone[0]}; write is_correction_level, _mode and _gating")
+            raise ConfigError(
+                f"{self.title} does not support {gone[0]}; write is_correction_level, is_correction_mode and "
+                "is_correction_gating"
+            )
         options = super().read(native)
         if self.renamed:
             limits = options["is_correction_threshold"]

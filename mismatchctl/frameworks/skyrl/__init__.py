@@ -143,7 +143,7 @@ class SkyRl(PlainFramework):
 
     @staticmethod
     def _weighed(run: ConfiguredStep) -> ConfiguredStep:
-        """Return the step before the sequence mask, when weights are computed."""
+        """Return the step before the sequence mask is applied, because SkyRL computes weights before this mask."""
         rules = run.correction
         early = tuple(gate for gate in rules.gates if gate.sees == "original")
         return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))

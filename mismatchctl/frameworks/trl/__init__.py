@@ -74,7 +74,9 @@ class Trl(PlainFramework):
             if mode not in _MODES:
                 raise ConfigError(f"trl knows the modes {', '.join(_MODES)}, not {mode!r}")
             if mode.endswith("truncate") and keep == (None, None):
-                raise ConfigError(f"{mode} needs vllm_importance_sampling_clip_max or _clip_min")
+                raise ConfigError(
+                    f"{mode} needs vllm_importance_sampling_clip_max or vllm_importance_sampling_clip_min"
+                )
             level: Any = mode.partition("_")[0]
             weight = Weight(level=level, clamp="none", clip=keep if mode.endswith("truncate") else None)
             if mode.endswith("mask"):

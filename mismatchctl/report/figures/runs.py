@@ -92,7 +92,7 @@ _BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", 
 def k3_figure(
     runs: Mapping[str, RunResult], name: str, attention: Sequence[bool] = (), *, bands: bool = True
 ) -> Figure | None:
-    """Draw K3 over the steps with its onset, and in a color for runs with `attention`, by default all."""
+    """Draw K3 over the steps with its onset. Only runs in `attention` (default: all) have a color."""
     axes = {run: fig.StepAxis(found.groups.labels) for run, found in runs.items() if found.groups.labels}
     several = len(runs) > 1
     marks: list[Marks] = []

@@ -125,7 +125,7 @@ def _curve_charts(study: Study) -> dict[str, _Chart]:
     if study.correction.weight is not None:
         found["bias"] = (
             "Mean weight", {"mean weight": "weight_mean"}, Axis("mean weight"),
-            "A mean weight of 1 is unbiased. Only the bound of the weights moves the mean weight away from 1.",
+            "A mean weight of 1 is unbiased. A bound on the weights moves the mean weight away from 1.",
             (ReferenceLine("y", 1.0, "", None, "limit"),),
         )  # fmt: skip
     else:

@@ -22,7 +22,10 @@ _LEVEL_NOUNS = {
 
 
 def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole: bool = True) -> Document:
-    """Build the page of checked files, with a card per group of similar files, or one line without `whole`."""
+    """Build the page of checked files, with a card per group of similar files.
+
+    Without `whole`, each group has one line.
+    """
     kinds: dict[object, list[FileCheck]] = {}
     for check in checks:
         columns = (check.recognized, tuple(check.partition), check.absent, tuple(check.ignored.items()), check.unknown)

@@ -23,7 +23,10 @@ def gate_screen(
     verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = "",
     warnings: Sequence[str] = (),
 ) -> doc.Document:  # fmt: skip
-    """Build the first screen of a verdict, or with `page` all of it. `saved` is the path of an accepted baseline."""
+    """Build the first screen of a verdict, or the whole page with `page`.
+
+    `saved` is the path of an accepted baseline.
+    """
     answer = api.verdict_answer(verdict)
     answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
     if saved and api.is_first_baseline(verdict):

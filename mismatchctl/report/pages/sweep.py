@@ -33,7 +33,7 @@ FOLD_ROWS = 16
 
 
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
-    """Build the first screen of a sweep without targets, or with `page` all of it."""
+    """Build the first screen of a sweep without targets, or the whole page with `page`."""
     several = len(sweep.runs) > 1
     screen = doc.Document(doc.Headline(_title(sweep)))
     if page is not None:
@@ -69,7 +69,7 @@ def _rows(sweep: api.Sweep, run: str, study: Study) -> list[api.SweepRow]:
 
 
 def _usual_point(study: Study) -> int | None:
-    """Return the point at which a study equals its own correction."""
+    """Return the point that has the thresholds of the study's own correction."""
     return next((point for point in range(len(study.points)) if study.correction_at(point) == study.correction), None)
 
 
@@ -382,7 +382,7 @@ def _point_texts(own: StudyRun) -> list[list[str]]:
 
 
 def _config_data(study: Study, runs: Sequence[Sequence[api.SweepRow]]) -> dict[str, Any]:
-    """Return the configurations of points in each syntax, as indices into the different lines."""
+    """Return the configurations of points in each syntax, as indices into a list of distinct lines."""
     lines: dict[str, int] = {}
     loaded = (adapter.load("") for adapter in load_adapters())
     frameworks = [framework for framework in loaded if framework.native(study.correction_at(0))[0]]
