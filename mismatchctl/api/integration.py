@@ -54,7 +54,7 @@ class Edit:
         at = self.find(text)
         if at is None:
             raise ConfigError(
-                f"this file lacks the line {'before' if self.before else 'after'} which the snippet belongs"
+                f"this file lacks the line {'before' if self.before else 'after'} which the snippet must be inserted"
             )
         following = next((line for line in text[at:].splitlines() if line.strip()), "")
         indent = " " * (len(following) - len(following.lstrip()))

@@ -165,7 +165,7 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
 
 
 def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> float:
-    """Return the share of tokens with q below p^b / (p^b + (1 - p)^b), the least possible value under the power b."""
+    """Return the share of tokens with q below p^b / (p^b + (1 - p)^b), the smallest q that the power b allows."""
     known = (other < -_SMALLEST_DOUBT) & (sampled < -_SMALLEST_DOUBT)
     if not known.any():
         return 1.0

@@ -156,7 +156,7 @@ def _stride(count: int) -> int:
 
 
 def _list_neighbours(start: int, end: int, count: int) -> NDArray[np.int64]:
-    """Return start and end of the ramps [2, K] between two candidates of the geometric series."""
+    """Return start and end of all ramps [2, K] that are close to the ramp from `start` to `end`."""
     reach = math.ceil((end - start) * (_DURATION_RATIO - 1)) + _stride(count)
     starts = np.arange(max(start - reach, 0), min(start + reach + 1, count - 1))
     ends = np.arange(max(end - reach, 1), min(end + reach + 1, count), reach // _MOST_ENDS + 1)

@@ -1,4 +1,4 @@
-"""Adapter of tinker-cookbook of 2026-08 (9dfcc3a2cf44). Losses run on the server."""
+"""Adapter of tinker-cookbook of 2026-08 (9dfcc3a2cf44). The Tinker server computes the losses."""
 
 from __future__ import annotations
 

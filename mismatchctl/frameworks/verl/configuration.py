@@ -653,8 +653,8 @@ def _format_exp(logarithm: float) -> str:
 def recognize(native: Mapping[str, Any]) -> str | None:
     """Return the version of a configuration with a key of rollout correction.
 
-    Only versions that know most of its keys are considered. The newest version in which the keys have an effect is
-    preferred, then the newest version that accepts the keys, then the newest version.
+    Only versions that know most keys of the configuration are considered. The newest version in which the keys have an
+    effect is preferred, then the newest version that accepts the keys, then the newest version.
     """
     native = with_rllm(native)
     outer = find_value(native, "algorithm")

@@ -94,7 +94,10 @@ def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
 
 
 class _BinnedPoints:
-    """Evaluates the points of a family of corrections with bins. `rejected` has the axes of the grid [S, ...]."""
+    """Evaluates all points of a family of corrections from sums over bins.
+
+    `rejected` has the axes of the grid [S, ...].
+    """
 
     def __init__(
         self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts

@@ -50,7 +50,7 @@ def draw_figure(run: RunResult, name: str) -> Canvas:
     found = {figure.name: figure for figure in chain(*run_figures(run).values())}
     wanted = _ALIASES.get(name, name)
     if wanted not in found:
-        raise ConfigError(f"unknown figure {name!r}{suggestion(name, found)}: there are {', '.join(found) or 'none'}")
+        raise ConfigError(f"unknown figure {name!r}{suggestion(name, found)}; known: {', '.join(found) or 'none'}")
     with draw_with_matplotlib(found[wanted]) as canvas:
         return canvas
 

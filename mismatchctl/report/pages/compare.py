@@ -146,7 +146,7 @@ def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index:
     section.add(_changes_table(
         "The main metrics, and all other metrics that changed significantly.", keys, contrast.changes,
         title=f"Metrics ({left} more in --json and --html)",
-        left_out=f"{left} more are in All numbers." if left else "",
+        left_out=f"{left} more are in the section All numbers." if left else "",
     ))  # fmt: skip
     for key in keys:
         if note := contrast.changes[key].note:
