@@ -295,7 +295,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a hole in a mask": (lambda: mm.weights(ROW, ROW, [[1, None]]), "found None"),
     "no study": (
         lambda: sweep(["nowhere"], [], wishes=[("rejected_tokens", 0.05)]),
-        "a sweep needs at least one study",
+        "a sweep needs at least one correction",
     ),
     "one row": (lambda: mm.k3(ROLLOUT[0], TRAIN[0]), "expected an array .B, T. or a list of rows"),
     "one row as a list": (lambda: mm.k3(ROW[0], ROW[0]), "expected an array .B, T. or a list of rows"),
@@ -323,7 +323,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "two corrections": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, ["none", "token_tis"]), "expected one correction"),
     "current": (
         lambda: mm.weights(ROLLOUT, TRAIN, MASK, Correction(weight=Weight(source="current/rollout"))),
-        "give current",
+        "pass current",
     ),
     "advantages": (
         lambda: mm.weights(ROW, ROW, advantages=[1.0, 2.0]),
