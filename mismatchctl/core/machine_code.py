@@ -184,7 +184,7 @@ def _type_key(values: tuple[Any, ...]) -> _TypeKey:
 
 
 def _address(array: NDArray[Any]) -> int:
-    """Return the address of the first value. A pyarrow buffer is ten times as fast as numpy here."""
+    """Return the address of the first value. pyarrow returns the address ten times as fast as numpy."""
     return pa.py_buffer(array).address if array.flags.forc else array.ctypes.data
 
 

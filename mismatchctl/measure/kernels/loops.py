@@ -75,7 +75,7 @@ def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, flo
 
 @compile_loop
 def _largest_magnitude(policy: Any, reference: Any) -> Any:
-    """Return the largest |log ratio| or |reference log-prob|, or 0."""
+    """Return the largest absolute value of log ratios and reference log-probs, or 0 without tokens."""
     farthest = float32(0.0)
     for j in range(len(policy)):
         apart, own = float32(policy[j] - reference[j]), float32(reference[j])

@@ -16,7 +16,7 @@ from mismatchctl.results.summary import get_summary
 
 K3_AXIS = "K3 (nats/token)"
 MAX_CORRECTIONS, MAX_PRESET_RUNS = 12, 3
-"""Maximum corrections in one figure, and runs with presets in one figure."""
+"""Maximum number of corrections in a figure, and of runs whose presets are drawn."""
 
 
 @dataclass(frozen=True)
