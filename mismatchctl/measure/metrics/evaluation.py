@@ -106,13 +106,16 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
     sums[:, :width], maxima = table.sums, table.maxima.copy(order="K")
     factors, tokens = group.at(table.scopes), plan.sums.position(MISMATCH_NAME, "tokens")
     for index, correction in enumerate(plan.corrections):
-        places, factor = plan.sums.owner_columns(index), factors[:, index]
+        factor = factors[:, index]
+        sums[:, width + index] = factor * sums[:, tokens]
+        if correction.weight is None or correction.weight.normalize == "none":
+            continue
+        places = plan.sums.owner_columns(index)
         columns = {name: sums[:, place] for name, place in places.items()} | {"tokens": sums[:, tokens]}
         for name, values in normalize_columns(columns, factor, correction).items():
             sums[:, places[name]] = values
         for name in ("weight", "-weight"):
             maxima[:, plan.maxima.position(index, name)] /= factor
-        sums[:, width + index] = factor * sums[:, tokens]
     made = ClusterTable(table.clusters, table.scopes, sums, maxima, table.is_folded).merge_scopes()
     if not table.is_folded:  # the count of folded clusters would be wrong
         counted = (made.sums[:, tokens] > 0).astype(np.float64)
