@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from mismatchctl.core.formatting import shorten_for_cell
+from mismatchctl.core.formatting import DASH, format_label, format_number, shorten_for_cell
 from mismatchctl.io import __version__
 
 if TYPE_CHECKING:
@@ -38,17 +38,24 @@ class TableCell:
     series: Sequence[float | None] = ()
 
 
+def number_cell(value: float | None, unit: str = "", form: Callable[[Any], str] | None = None) -> TableCell:
+    """Return a cell with a plain number, by default as `format_number` shows it."""
+    text = format_number(value, unit) if form is None else form(value)
+    return TableCell(text, sort_key="" if value is None else f"{value:.6g}")
+
+
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: heading, a function from an item to its cell, and the kind of its cells.
+    """A column of a table: heading, how to make a cell from an item, and the kind of its cells.
 
+    `make` is a function or the name of an attribute. It gives a cell, a text, a number or a label.
     The terminal drops columns with the highest `drop` first. Columns with 0 always stay. Without `drop`, only HTML
     shows the column. The terminal cuts the cells of `flexible` columns to the remaining width. `short` is the
     heading on narrow media, `anchor` the glossary entry.
     """
 
     text: str
-    make: Callable[[Any], TableCell | str] = str
+    make: Callable[[Any], TableCell | str | float | None] | str = str
     kind: str = "number"
     drop: int | None = None
     unit: str = ""
@@ -62,8 +69,11 @@ class Column:
         return self.kind == "number"
 
     def cell(self, item: Any) -> TableCell:
-        made = self.make(item)
-        made = made if isinstance(made, TableCell) else TableCell(shorten_for_cell(made))
+        made = getattr(item, self.make) if isinstance(self.make, str) else self.make(item)
+        if not isinstance(made, TableCell | str) and self.numeric:
+            made = number_cell(made, "rows" if isinstance(made, int) else "")
+        elif not isinstance(made, TableCell):
+            made = TableCell(DASH if made is None else shorten_for_cell(format_label(made)))
         return made if made.kind else replace(made, kind=self.kind)
 
 

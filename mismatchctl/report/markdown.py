@@ -24,37 +24,28 @@ def render_markdown(document: doc.Document) -> str:
     head = document.headline
     blocks = [f"### mismatchctl{f' {head.subtitle}' if head.subtitle else ''}: {escape(head.title)}"]
     blocks += [escape(", ".join(head.facts))] if head.facts else []
-    for section in document.sections:
-        blocks += _render_part(section, 3) if doc.is_shown(section, doc.EVERYWHERE) else ()
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join([*blocks, *_render_parts(document.sections, 4)]) + "\n"
 
 
-def _render_section(section: doc.Section, level: int) -> Iterator[str]:
-    shown = (part for part in section.parts if doc.is_shown(part, doc.EVERYWHERE))
-    blocks = [block for kind, alike in groupby(shown, type) for block in _render_group(kind, alike, level)]
-    if section.title:
-        note = f" ({escape(section.note)})" if section.note else ""
-        yield f"{'#' * min(level, 6)} {escape(section.title)}{note}"
-    yield from blocks
-
-
-def _render_group(kind: type[doc.DocumentPart], parts: Iterable[doc.DocumentPart], level: int) -> Iterator[str]:
-    """Render consecutive parts of one type. Cards and notes become one list."""
-    if kind in (doc.Card, doc.Note):
-        yield "\n".join(map(_render_item, parts))
-    else:
-        yield from (block for part in parts for block in _render_part(part, level))
+def _render_parts(parts: Iterable[doc.DocumentPart], level: int) -> Iterator[str]:
+    """Render parts, with titles at a level. Consecutive cards and notes become one list."""
+    for kind, alike in groupby((part for part in parts if doc.is_shown(part, doc.EVERYWHERE)), type):
+        if kind in (doc.Card, doc.Note):
+            yield "\n".join(map(_render_item, alike))
+        else:
+            yield from (block for part in alike for block in _render_part(part, level))
 
 
 def _render_part(part: doc.DocumentPart, level: int) -> Iterator[str]:
     if isinstance(part, doc.Section):
-        yield from _render_section(part, level + 1)
+        if part.title:
+            note = f" ({escape(part.note)})" if part.note else ""
+            yield f"{'#' * min(level, 6)} {escape(part.title)}{note}"
+        yield from _render_parts(part.parts, level + 1)
     elif isinstance(part, doc.Answers):
-        signs = (LEVEL_SIGNS.get(line.level, "⚪") for line in part.lines)
-        rows = (
-            f"- {sign} **{line.question}** {escape(line.text)}" for sign, line in zip(signs, part.lines, strict=True)
+        yield "\n".join(
+            f"- {LEVEL_SIGNS.get(line.level, '⚪')} **{line.question}** {escape(line.text)}" for line in part.lines
         )
-        yield "\n".join(rows)
     elif isinstance(part, doc.Table):
         yield _render_table(part)
     elif isinstance(part, doc.Facts):
@@ -78,9 +69,8 @@ def _render_table(table: doc.Table) -> str:
     ]
     heads = [escape((table.heads[place].short or table.heads[place].text).replace("\n", " ")) for place in chosen]
     lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---:' if table.heads[p].numeric else '---' for p in chosen)}|"]
-    lines += [
-        f"| {' | '.join(escape(row[place].text) for place in chosen)} |" for row in table.rows[:MAX_MARKDOWN_ROWS]
-    ]
+    for row in table.rows[:MAX_MARKDOWN_ROWS]:
+        lines.append(f"| {' | '.join(escape(row[place].text) for place in chosen)} |")
     if len(table.rows) > MAX_MARKDOWN_ROWS:
         lines.append(f"| and {len(table.rows) - MAX_MARKDOWN_ROWS} more |{' |' * (len(chosen) - 1)}")
     title = f"**{escape(table.title)}**\n\n" if table.title else ""

@@ -9,14 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from mismatchctl.core.formatting import (
-    DASH,
-    format_count,
-    format_estimate,
-    format_heavy_tail,
-    format_label,
-    format_number,
-)
+from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_heavy_tail, format_label
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
@@ -49,12 +42,6 @@ def cut_notes(notes: Sequence[str], most: int = MAX_NOTES) -> Iterator[Note]:
         yield Note(note if len(note) <= NOTE_LENGTH else f"{start} … {end}", "alarm")
     if len(notes) > most:
         yield Note(f"{len(notes) - most + 1} more notes: -v", "alarm")
-
-
-def number_cell(value: float | None, unit: str = "", form: Callable[[Any], str] | None = None) -> TableCell:
-    """Return a cell with a plain number, by default as `format_number` shows it."""
-    text = format_number(value, unit) if form is None else form(value)
-    return TableCell(text, sort_key="" if value is None else f"{value:.6g}")
 
 
 def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:

@@ -21,9 +21,10 @@ MAX_CORRECTIONS, MAX_PRESET_RUNS = 12, 3
 
 @dataclass(frozen=True)
 class TrendChart:
-    """A figure over the steps. `lines` are metrics with their labels. If `lines` is empty, each correction has a line.
+    """A figure over the steps, or over a threshold.
 
-    `scale` is the scale of an axis, or "percent". `expected` is drawn as a dotted line.
+    `lines` are metrics with their labels. If `lines` is empty, each correction has a line. `scale` is the scale of
+    an axis, or "percent". `expected` is drawn as a dotted line.
     """
 
     key: str
@@ -34,8 +35,17 @@ class TrendChart:
     lines: tuple[tuple[str, str], ...] = ()
     expected: float | None = None
 
+    @property
+    def y(self) -> Axis:
+        scale: fig.Scale = "log" if self.scale == "log" else "linear"
+        return Axis(self.axis, scale, percent=self.scale == "percent")
 
-def _tokens_and_sequences(metric: str) -> tuple[tuple[str, str], ...]:
+    @property
+    def rules(self) -> tuple[ReferenceLine, ...]:
+        return () if self.expected is None else (ReferenceLine("y", self.expected, "", None, "limit"),)
+
+
+def tokens_and_sequences(metric: str) -> tuple[tuple[str, str], ...]:
     return ((f"{metric}_token", "tokens"), (f"{metric}_sequence", "sequences"))
 
 
@@ -48,11 +58,11 @@ CHARTS = (
                (("ratio_mean", "mean ratio"),), 1.0),
     TrendChart("chi2", "Chi-square", "chi-square", "log",
                "The variance that importance weights per token or per sequence add to the gradient.",
-               _tokens_and_sequences("chi2")),
+               tokens_and_sequences("chi2")),
     TrendChart("ess", "Effective sample size without correction", "effective sample size", "percent",
                "The share of the data that counts after weighting by untruncated ratios. The share of sequences "
                "falls before the share of tokens.",
-               _tokens_and_sequences("ess")),
+               tokens_and_sequences("ess")),
     TrendChart("ppl", "Perplexity", "perplexity", "log",
                "If the two lines separate, the two sides have different distributions.",
                (("train_ppl", "trainer"), ("rollout_ppl", "rollout"))),
@@ -60,7 +70,7 @@ CHARTS = (
                "Entropy of the trainer's distribution, as recorded in the dump.", (("entropy_mean", "entropy"),)),
     TrendChart("khat", "Pareto k-hat", "k-hat", "linear",
                "Above the dotted line, a mean of ratios is not reliable at this sample size.",
-               _tokens_and_sequences("khat")),
+               tokens_and_sequences("khat")),
     TrendChart("reward", "Reward", "mean reward", "linear", "Mean reward of the responses.",
                (("reward_mean", "reward"),)),
 )  # fmt: skip
@@ -70,8 +80,8 @@ DRIFT_CHARTS = (
                "K3 between the trainer's recomputation and the current policy, compared with K3 of the mismatch.",
                (("k3", "rollout to train"), ("drift_k3", "train to current"))),
     TrendChart("drift-ois", "Mean ratio of the current policy to the trainer's recomputation", "mean ratio", "linear",
-               "The mean ratio is 1 before the first update. PPO's clipping acts on this "
-               "ratio.", (("ois", "mean ratio"),), 1.0),
+               "The mean ratio is 1 before the first update. PPO's clipping acts on this ratio.",
+               (("ois", "mean ratio"),), 1.0),
 )  # fmt: skip
 CORRECTION_TRENDS = (
     TrendChart("rejected_tokens", "Rejected tokens", "share of tokens", "percent",
@@ -82,8 +92,8 @@ CORRECTION_TRENDS = (
                "A mean weight of 1 is unbiased. A mean below 1 shows how much truncation removes.", expected=1.0),
     TrendChart("loss_scale", "Loss scale", "loss scale", "linear",
                "The factor by which weights and rejection scale the loss.", expected=1.0),
-    TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, "log", "K3 of the kept tokens: the mismatch that "
-                                                                   "remains in training."),
+    TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, "log",
+               "K3 of the kept tokens: the mismatch that remains in training."),
 )  # fmt: skip
 SELECTION_AXES = {"reward": "mean reward", "advantage": "mean advantage", "length": "mean length (tokens)"}
 _BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", "loss_scale")
@@ -153,10 +163,7 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = 
     title = f"{chart.subject} is above its limit in {' and '.join(above)}" if above else chart.subject
     if not chart.lines and len(groups.corrections) > MAX_CORRECTIONS:
         title += f" (first {MAX_CORRECTIONS} corrections)"
-    rules = () if chart.expected is None else (ReferenceLine("y", chart.expected, "", None, "limit"),)
-    y = Axis(chart.axis, "log" if log else "linear", percent=chart.scale == "percent")
-    figure = Figure(name, title, chart.caption, steps.axis, y, tuple(marks), rules)
-    return figure if marks else None
+    return Figure(name, title, chart.caption, steps.axis, chart.y, tuple(marks), chart.rules) if marks else None
 
 
 REJECTED_AXIS = Axis(

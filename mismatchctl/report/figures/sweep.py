@@ -19,6 +19,7 @@ from mismatchctl.corrections.labels import rule_name
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
+from mismatchctl.report.figures.runs import K3_AXIS, TrendChart, tokens_and_sequences
 
 MAX_START_REJECTION = 0.05
 """The explorer opens at a point that rejects at most this share of tokens, if there is one."""
@@ -84,8 +85,24 @@ def name_presets(mark: api.PresetMark, most: int = api.MAX_PRESETS) -> str:
     return f"{', '.join(mark.presets[:most])}{f' +{more}' if more > 0 else ''}"
 
 
+_CURVES = (
+    TrendChart("rejected", "Rejected", "share rejected", "percent",
+               "The share of the data that a threshold removes from training.",
+               (("rejected_tokens", "tokens"), ("rejected_sequences", "sequences"))),
+    TrendChart("ess", "Effective sample size", "effective sample size", "percent",
+               "The share of the data that still counts after weights and rejection.", tokens_and_sequences("ess")),
+    TrendChart("bias", "Mean weight", "mean weight", "linear",
+               "A mean weight of 1 is unbiased. A bound on the weights moves the mean weight away from 1.",
+               (("weight_mean", "mean weight"),), 1.0),
+    TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, "linear",
+               "K3 of the kept tokens: the mismatch that remains in training.", (("k3_kept", "K3 kept"),)),
+)  # fmt: skip
+
+
 def curve_figures(own: StudyRun) -> Iterator[tuple[str, Figure]]:
     study, place_of = own.study, f"{own.sweep.runs.index(own.run)}-{own.sweep.studies.index(own.study)}"
+    absent = {"k3_kept" if study.correction.weight is not None else "bias"}
+    absent |= set() if study.correction.gates else {"rejected"}
     for place, (axis, stem) in enumerate(zip(study.axes, file_stems([axis.path for axis in study.axes]), strict=True)):
         if not axis.is_numeric or len(axis.values) < 2:
             continue
@@ -95,45 +112,15 @@ def curve_figures(own: StudyRun) -> Iterator[tuple[str, Figure]]:
         label = axis_label(study.correction, axis.path)
         x = Axis(label, "log" if axis.log else "linear", (float(values[0]), float(values[-1])))
         marked = (*_preset_rules(own, axis.path), *_target_rules(own, axis.path))
-        for kind, (subject, lines, y, caption, rules) in _curve_charts(study).items():
+        for chart in (chart for chart in _CURVES if chart.key not in absent):
             marks = [
-                _curve(own, points, values, key, name, color, y) for color, (name, key) in enumerate(lines.items())
+                _curve(own, points, values, key, name, color, chart.y) for color, (key, name) in enumerate(chart.lines)
             ]
             if any(math.isfinite(y) for mark in marks for y in mark.y if isinstance(y, float)):
                 yield f"{place_of}-{place}", Figure(
-                    f"{own.stem}-{stem}-{kind}", subject, caption, x, y, tuple(marks),
-                    (*marked, *rules),
+                    f"{own.stem}-{stem}-{chart.key}", chart.subject, chart.caption, x, chart.y, tuple(marks),
+                    (*marked, *chart.rules),
                 )  # fmt: skip
-
-
-_Chart = tuple[str, dict[str, str], Axis, str, tuple[ReferenceLine, ...]]
-
-
-def _curve_charts(study: Study) -> dict[str, _Chart]:
-    found: dict[str, _Chart] = {}
-    if study.correction.gates:
-        lines = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
-        found["rejected"] = (
-            "Rejected", lines, Axis("share rejected", percent=True), "The share of the data that a threshold "
-                                                                     "removes from training.", ()
-        )  # fmt: skip
-    found["ess"] = (
-        "Effective sample size", {"tokens": "ess_token", "sequences": "ess_sequence"},
-        Axis("effective sample size", percent=True), "The share of the data that still counts after weights and "
-                                                     "rejection.", (),
-    )  # fmt: skip
-    if study.correction.weight is not None:
-        found["bias"] = (
-            "Mean weight", {"mean weight": "weight_mean"}, Axis("mean weight"),
-            "A mean weight of 1 is unbiased. A bound on the weights moves the mean weight away from 1.",
-            (ReferenceLine("y", 1.0, "", None, "limit"),),
-        )  # fmt: skip
-    else:
-        found["k3_kept"] = (
-            "K3 of the kept tokens", {"K3 kept": "k3_kept"}, Axis("K3 (nats/token)"),
-            "K3 of the kept tokens: the mismatch that remains in training.", (),
-        )  # fmt: skip
-    return found
 
 
 def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: int, axis: Axis) -> Marks:

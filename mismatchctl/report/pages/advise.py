@@ -147,7 +147,7 @@ def _describe_outcomes(advice: api.RunAdvice) -> Iterator[str]:
 def _ranking_table(advice: api.RunAdvice) -> doc.Table:
     scale = advice.uncorrected
     columns = [
-        doc.Column("correction", lambda own: own.name, "name"),
+        doc.Column("correction", "name", "name"),
         doc.Column("error", lambda own: f"{own.mse / scale:.3f}", drop=0,
                    description="squared error of one update's gradient, scaled by the best factor"),
         doc.Column("bias²", lambda own: f"{max(own.bias2, 0.0) / scale:.3f}", drop=4,
@@ -158,7 +158,7 @@ def _ranking_table(advice: api.RunAdvice) -> doc.Table:
                    description="rejected share of the tokens"),
         doc.Column("loss scale", lambda own: f"{own.loss_scale:.3g}", drop=1, description="factor of the loss"),
         doc.Column("ESS", lambda own: f"{own.ess:.2f}", drop=1, description="effective sample size of tokens"),
-        doc.Column("why", lambda own: own.why, "prose", 6),
+        doc.Column("why", "why", "prose", 6),
     ]  # fmt: skip
     every = [*advice.advice, *advice.yours]
     return doc.Table.of("Corrections, best first", every, columns, reach=doc.EVERYWHERE)

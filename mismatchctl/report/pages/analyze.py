@@ -229,7 +229,7 @@ def _corrections_table(run: RunResult, labels: Mapping[str, str]) -> doc.Table:
     columns = [
         doc.Column("correction", kind="name"),
         doc.Column("what it does", lambda name: labels[name], "text", 1, flexible=True),
-        *([replace(loss, make=lambda name: "! x" * (name in changed) + str(loss.make(name)))] if changed else []),
+        *([replace(loss, make=lambda name: "! x" * (name in changed) + loss.cell(name).text)] if changed else []),
         metric("drops", "rejected_tokens", percent), metric("ESS", "ess_token", percent),
         metric("K3 left", "k3_kept", format_number),
     ]  # fmt: skip

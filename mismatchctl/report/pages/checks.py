@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 _SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_LENGTH = 3, 3, 130
 """Maximum kinds of files, findings, and characters of a fault in the terminal without `-v`."""
-_LEVEL_NOUNS = {
-    "error": "error{s}", "warning": "warning{s}", "unknown": "unknown value{s}",
-    "info": "note{s}",
-}  # fmt: skip
+_LEVEL_NOUNS = {"error": "error", "warning": "warning", "unknown": "unknown value", "info": "note"}
 
 
 def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole: bool = True) -> Document:
@@ -96,9 +93,7 @@ def _file_faults(check: FileCheck) -> Iterable[tuple[str, str]]:
 
 def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True, following: str = "") -> Document:
     counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
-    counted = [
-        f"{count} {_LEVEL_NOUNS[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count
-    ]
+    counted = [format_count(count, _LEVEL_NOUNS[level]) for level, count in counts.items() if count]
     if not notes and counts["info"]:
         counted[-1] += " (-v prints them)"
     status = "FAIL" if counts["error"] else "CHECK" if counts["warning"] or counts["unknown"] else "OK"

@@ -12,7 +12,7 @@ from mismatchctl.report import document as doc
 from mismatchctl.report import tables
 from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, change_axis, interval_of, rows_figure
-from mismatchctl.report.tables import SHORT_TITLES, find_metric, metric_columns, number_cell, value_cell
+from mismatchctl.report.tables import SHORT_TITLES, find_metric, metric_columns, value_cell
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import STATUSES, RunStatus
 
@@ -188,7 +188,7 @@ def _changes_table(
 
     def size(key: str) -> doc.TableCell:
         change = changes[key]
-        return number_cell(change.difference if change.relative is None else change.relative, form=form(key))
+        return doc.number_cell(change.difference if change.relative is None else change.relative, form=form(key))
 
     def interval(key: str) -> doc.TableCell:
         change = changes[key]
@@ -206,7 +206,7 @@ def _changes_table(
 
     details = [
         doc.Column("interval", interval, drop=1, description="95% interval for this metric alone"),
-        doc.Column("p", lambda key: number_cell(changes[key].p),
+        doc.Column("p", lambda key: changes[key].p,
                    description="two-sided p-value, adjusted for the number of metrics"),
     ]  # fmt: skip
     columns = [
@@ -224,8 +224,8 @@ def _changes_table(
 def _sides_table(comparison: api.Comparison) -> doc.Table:
     keys = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ess_sequence")
     columns = [
-        doc.Column("run", lambda side: side.name, "name"), doc.Column("from", lambda side: side.source, "path"),
-        doc.Column("what it is", lambda side: side.kind, "text"), *metric_columns(keys, lambda side: side.metrics),
+        doc.Column("run", "name", "name"), doc.Column("from", "source", "path"),
+        doc.Column("what it is", "kind", "text"), *metric_columns(keys, lambda side: side.metrics),
         doc.Column("K3 over the steps", lambda side: side.growth.brief, "text"),
     ]  # fmt: skip
     return doc.Table.of("Runs. The first is the reference.", comparison.sides, columns)
@@ -250,22 +250,22 @@ def _corrections_table(contrast: api.Contrast) -> doc.Table:
 def _contributions_table(contrast: api.Contrast) -> doc.Table:
     def share(item: tuple[api.Decomposition, api.Contribution]) -> doc.TableCell:
         value = item[1].total / item[0].difference if item[0].difference else None
-        return number_cell(value, form=lambda value: DASH if value is None else f"{100 * value:.1f}%")
+        return doc.number_cell(value, form=lambda value: DASH if value is None else f"{100 * value:.1f}%")
 
     columns = [
         doc.Column("part", lambda item: api.format_part(*item), "name"),
-        doc.Column("contribution", lambda item: number_cell(
+        doc.Column("contribution", lambda item: doc.number_cell(
             item[1].total, form=lambda total: form.format_estimate(total, item[1].se)), unit="nats/token", drop=0),
         doc.Column("of the change", share, drop=1),
-        doc.Column("level", lambda item: number_cell(item[1].level, form=api.format_signed), drop=4,
+        doc.Column("level", lambda item: doc.number_cell(item[1].level, form=api.format_signed), drop=4,
                    description="part of the change that occurs because K3 of these tokens rose or fell"),
-        doc.Column("mix", lambda item: number_cell(item[1].mix, form=api.format_signed), drop=4,
+        doc.Column("mix", lambda item: doc.number_cell(item[1].mix, form=api.format_signed), drop=4,
                    description="part of the change that occurs because the share of these tokens rose or fell"),
-        doc.Column("K3 there, reference", lambda item: number_cell(item[1].k3[0]), drop=2),
-        doc.Column("other", lambda item: number_cell(item[1].k3[1])),
-        doc.Column("tokens of the part in the reference "
-        "run", lambda item: number_cell(item[1].tokens[0], "fraction"), drop=5),
-        doc.Column("other", lambda item: number_cell(item[1].tokens[1], "fraction")),
+        doc.Column("K3 there, reference", lambda item: item[1].k3[0], drop=2),
+        doc.Column("other", lambda item: item[1].k3[1]),
+        doc.Column("tokens of the part in the reference run", drop=5,
+                   make=lambda item: doc.number_cell(item[1].tokens[0], "fraction")),
+        doc.Column("other", lambda item: doc.number_cell(item[1].tokens[1], "fraction")),
     ]  # fmt: skip
     items = [(found, part) for found in contrast.decompositions for part in found.parts[:MAX_PARTS]]
     left = sum(max(len(found.parts) - MAX_PARTS, 0) for found in contrast.decompositions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mismatchctl.core.formatting import format_command, format_count, format_number, shorten
@@ -81,7 +81,7 @@ def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> I
     first = summary.headline_finding(findings) or (findings[0] if findings else None)
     if first is None:
         return
-    for heading, text in _brief_lines(first):
+    for heading, text in _finding_lines(first, brief=True):
         yield heading, tables.cut(text, tables.SUMMARY_LENGTH * (1 + (heading == "found")))
     if name in found.sides:
         yield "side", tables.cut(found.sides[name].summary, tables.NOTE_LENGTH)
@@ -118,31 +118,22 @@ def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.
         finding.confidence, "calm" if finding.cause in summary.HARMLESS_CAUSES else finding.confidence,
         f"{place}. {finding.title}" if place else finding.title,
         "" if full else finding.summary, f"{finding.cause}{share}" if full or place else "",
-        list(_brief_lines(finding)) if full else [], list(_detail_lines(finding)),
+        list(_finding_lines(finding, brief=True)) if full else [], list(_finding_lines(finding)),
     )  # fmt: skip
 
 
-def _brief_lines(finding: Finding) -> Iterable[_Row]:
-    yield "found", finding.summary
-    if finding.examples:
-        yield "see", format_example(finding.examples[0])
-    yield "do", finding.advice
-    if finding.rivals:
-        yield "or", rival_text(finding.rivals[0])
-    if finding.pointless:
-        yield "note", finding.pointless
-
-
-def _detail_lines(finding: Finding) -> Iterable[_Row]:
+def _finding_lines(finding: Finding, *, brief: bool = False) -> Iterator[_Row]:
+    """Yield the lines of a finding. `brief` leaves out the evidence, and all examples and rivals but the first."""
     yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
-        facts = (fact for fact in finding.evidence if fact.supports == supports)
+        facts = (fact for fact in finding.evidence if fact.supports == supports and not brief)
         yield from doc.add_heading(heading, (f"{fact.meaning}: {fact.name} {format_fact(fact)}" for fact in facts))
-    if finding.where:
+    if finding.where and not brief:
         yield "where", "; ".join(f"{key}: {value}" for key, value in finding.where.items())
-    yield from doc.add_heading("see", map(format_example, finding.examples))
+    most = 1 if brief else None
+    yield from doc.add_heading("see", map(format_example, finding.examples[:most]))
     yield "do", finding.advice
-    yield from doc.add_heading("or", map(rival_text, finding.rivals))
+    yield from doc.add_heading("or", map(rival_text, finding.rivals[:most]))
     if finding.pointless:
         yield "note", finding.pointless
 

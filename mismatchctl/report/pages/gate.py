@@ -163,9 +163,9 @@ def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.
     title = f"with {most:,} sequences on each side, the gate finds a rise of {rise} in at least 4 of 5 dumps"
     columns = [
         doc.Column("run and metric", lambda need: f"{need.run} {need.metric}", "text"),
-        doc.Column("needs sequences", lambda need: format_number(need.sequences, "sequences"), drop=0),
-        doc.Column("needs clusters", lambda need: format_number(need.clusters, "clusters"), drop=1),
-        doc.Column("has clusters", lambda need: format_number(need.have, "clusters"), drop=2),
+        doc.Column("needs sequences", "sequences", drop=0),
+        doc.Column("needs clusters", "clusters", drop=1),
+        doc.Column("has clusters", "have", drop=2),
         doc.Column("compared with", lambda need: f"{'the same' if need.paired else 'other'} clusters", "text", 3),
     ]
     if known := [need for need in needs if need.sequences is not None]:

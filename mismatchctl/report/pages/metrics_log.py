@@ -79,9 +79,9 @@ def _table(run: LoggedRun, *, whole: bool) -> doc.Table:
     hidden = len(run.mismatch) - _SHOWN
     more = f"{hidden} more mismatch metrics are in --json" if hidden > 0 else ""
     return doc.Table.of("Logged metrics" if whole else "", [*run.mismatch[:_SHOWN], *run.health], [
-        doc.Column("metric", lambda one: one.name, "name"), doc.Column("shows", lambda one: one.role, "text", 2),
-        doc.Column("first", lambda one: format_number(one.first), drop=1),
-        doc.Column("last", lambda one: format_number(one.last), drop=0), doc.Column("trend", change_text, "text", 0),
+        doc.Column("metric", "name", "name"), doc.Column("shows", "role", "text", 2),
+        doc.Column("first", "first", drop=1), doc.Column("last", "last", drop=0),
+        doc.Column("trend", change_text, "text", 0),
     ], reach=doc.EVERYWHERE, left_out=more)  # fmt: skip
 
 

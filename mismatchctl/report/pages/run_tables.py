@@ -13,15 +13,7 @@ from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.report import document as doc
-from mismatchctl.report.tables import (
-    SHORT_TITLES,
-    find_metric,
-    group_table,
-    metric_columns,
-    number_cell,
-    series_column,
-    value_cell,
-)
+from mismatchctl.report.tables import SHORT_TITLES, find_metric, group_table, metric_columns, series_column, value_cell
 from mismatchctl.results import model
 from mismatchctl.results.summary import names_not_compared
 
@@ -44,12 +36,11 @@ def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None 
     vocabulary, starts = load_vocabulary(None, (row.token_ids for row in shown)), any(row.token_ids for row in shown)
     columns = [
         *PLACE_COLUMNS,
-        doc.Column("tokens", lambda row: number_cell(row.tokens, "tokens"), description="valid tokens"),
-        doc.Column("sum of log ratios", lambda row: number_cell(row.log_ratio_sum), unit="nats",
+        doc.Column("tokens", "tokens", description="valid tokens"),
+        doc.Column("sum of log ratios", "log_ratio_sum", unit="nats",
                    description="Sum of train minus rollout over the tokens. exp(sum) is the ratio of the sequence."),
-        doc.Column("K3", lambda row: number_cell(row.k3), unit="nats/token",
-                   description="mean of exp(x) - 1 - x over the sequence's tokens"),
-        doc.Column("mean |difference|", lambda row: number_cell(row.abs_diff_mean), unit="nats",
+        doc.Column("K3", "k3", unit="nats/token", description="mean of exp(x) - 1 - x over the sequence's tokens"),
+        doc.Column("mean |difference|", "abs_diff_mean", unit="nats",
                    description="mean of |x| over the sequence's tokens"),
         *([doc.Column("starts with", lambda row: vocabulary.text(row.token_ids), "code")] if starts else []),
     ]  # fmt: skip
@@ -62,27 +53,18 @@ def worst_tokens_table(rows: Sequence[model.WorstToken], most: int | None = None
     columns = [
         *PLACE_COLUMNS,
         *token_columns(shown),
-        doc.Column("rollout", lambda row: number_cell(row.rollout_log_prob), unit="log-prob",
+        doc.Column("rollout", "rollout_log_prob", unit="log-prob",
                    description="log-prob that the rollout engine recorded"),
-        doc.Column("train", lambda row: number_cell(row.train_log_prob), unit="log-prob",
-                   description="log-prob that the trainer computed"),
-        doc.Column("log ratio", lambda row: number_cell(row.log_ratio), unit="nats",
-                   description="train minus rollout"),
+        doc.Column("train", "train_log_prob", unit="log-prob", description="log-prob that the trainer computed"),
+        doc.Column("log ratio", "log_ratio", unit="nats", description="train minus rollout"),
     ]  # fmt: skip
     caption = f"The {len(shown)} tokens with the largest |log ratio|"
     return doc.Table.of(caption, shown, columns, sortable=True) if shown else None
 
 
-def _id_column(title: str, key: str) -> doc.Column:
-    def text(row: Any) -> str:
-        value = getattr(row, key)
-        return DASH if value is None else format_label(value)
-
-    return doc.Column(title, text, "text")
-
-
 PLACE_COLUMNS = [
-    _id_column("step", "step"), _id_column("sequence", "sequence_id"), _id_column("prompt", "prompt_id"),
+    doc.Column("step", "step", "text"), doc.Column("sequence", "sequence_id", "text"),
+    doc.Column("prompt", "prompt_id", "text"),
     doc.Column("file: row", lambda row: f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place"),
 ]  # fmt: skip
 
@@ -91,7 +73,7 @@ def token_columns(rows: Sequence[model.WorstToken]) -> list[doc.Column]:
     ids = [[row.token_id] for row in rows if row.token_id is not None]
     text = load_vocabulary(None, [*(row.context_ids for row in rows), *ids]).text
     about = "position 0 is the first valid token of the sequence"
-    place = doc.Column("position", lambda row: number_cell(row.position, "tokens"), description=about)
+    place = doc.Column("position", "position", description=about)
     before = doc.Column("what came before", lambda row: text(row.context_ids), "before")
     token = doc.Column("token", lambda row: "" if row.token_id is None else text([row.token_id]), "code")
     return [place, before, token] if ids else [place]
@@ -129,7 +111,7 @@ def metric_table(runs: Mapping[str, model.RunResult], keys: Iterable[str], *, br
         ends = next(iter(runs.values())).overall.metrics[metric.key].interval
         return DASH if ends is None else " to ".join(format_number(end, metric.unit) for end in ends)
 
-    alone, unit = len(runs) == 1, doc.Column("unit", lambda one: one.unit, "text", 1)
+    alone, unit = len(runs) == 1, doc.Column("unit", "unit", "text", 1)
     columns = [doc.Column("value" if alone else name, value(run), drop=0) for name, run in runs.items()]
     columns += [doc.Column("95% interval", interval, drop=2)] if alone else []
     caption = "Metrics of the mismatch" if brief else "Metrics of the mismatch. ± is one standard error."
@@ -144,7 +126,7 @@ def correction_metric_table(run: model.RunResult) -> doc.Table:
         return lambda one: value_cell(own.get(one.key, absent), one.unit)
 
     columns = [doc.Column(name, value(own)) for name, own in run.overall.corrections.items()]
-    columns = [_title_column("c"), *columns, doc.Column("unit", lambda one: one.unit, "text")]
+    columns = [_title_column("c"), *columns, doc.Column("unit", "unit", "text")]
     caption = "All metrics of each correction. ± is one standard error, computed over clusters."
     return doc.Table.of(caption, [find_metric(key, "c") for key in known], columns)
 
@@ -213,7 +195,7 @@ def comparison_of_corrections(result: model.Result) -> doc.Table:
 
     def needed(row: Row) -> doc.TableCell:
         ess = row[3].get("ess_token", model.NOT_RECORDED).value
-        return number_cell(1 / ess, form=lambda factor: f"{factor:.3g}x") if ess else doc.TableCell(DASH)
+        return doc.number_cell(1 / ess, form=lambda factor: f"{factor:.3g}x") if ess else doc.TableCell(DASH)
 
     def shown(drops: Mapping[str, int]) -> list[doc.Column]:
         texts = {key: SHORT_TITLES[key] for key in drops}
@@ -254,11 +236,9 @@ def provenance_section(
     section.note = f"{len(inputs)} files, mismatchctl {version}, configurations"
     section.add(_left_out_table(left_out) or doc.Note("All rows and files were used.", reach=doc.PAGE_ONLY))
     files = doc.Table.of("Files read", inputs[:MAX_FILES], [
-        doc.Column("file", lambda file: file.path, "path"), doc.Column("run", lambda file: file.run, "text"),
-        doc.Column("size", lambda file: format_bytes(file.size)),
-        doc.Column("rows", lambda file: number_cell(file.rows, "rows")),
-        doc.Column("valid tokens", lambda file: number_cell(file.tokens, "tokens")),
-        doc.Column("layout", lambda file: file.layout, "text"),
+        doc.Column("file", "path", "path"), doc.Column("run", "run", "text"),
+        doc.Column("size", lambda file: format_bytes(file.size)), doc.Column("rows", "rows"),
+        doc.Column("valid tokens", "tokens"), doc.Column("layout", "layout", "text"),
         doc.Column("columns", lambda file: ", ".join(map(": ".join, file.dtypes.items())), "prose"),
     ])  # fmt: skip
     if len(inputs) > MAX_FILES:
@@ -279,8 +259,7 @@ def _left_out_table(rows: Sequence[model.SkippedData]) -> doc.Table | None:
         total[{"file": "files", model.MASKED_TOKENS: "tokens"}.get(row.reason, "rows")] += row.count
     caption = "Left out as bad data: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items())) + "."
     columns = [
-        doc.Column("file", lambda row: row.file, "path"), doc.Column("reason", lambda row: row.reason, "text"),
-        doc.Column("count", lambda row: number_cell(row.count, "rows")),
-        doc.Column("first example", lambda row: row.example, "prose"),
+        doc.Column("file", "file", "path"), doc.Column("reason", "reason", "text"), doc.Column("count", "count"),
+        doc.Column("first example", "example", "prose"),
     ]  # fmt: skip
     return doc.Table.of(caption, rows[:MAX_FILES], columns) if rows else None

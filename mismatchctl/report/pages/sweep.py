@@ -409,7 +409,7 @@ def _targets_section(sweep: api.Sweep, index: int) -> Iterator[doc.Section]:
         return doc.TableCell(target.status, target.status)
 
     columns = [
-        doc.Column("rule", lambda target: target.rule, "name"),
+        doc.Column("rule", "rule", "name"),
         doc.Column("x", lambda target: api.format_threshold(target.threshold), drop=0),
         doc.Column("95% interval", api.format_target_interval, "text", 1),
         doc.Column("reached", reached, "text", 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, groupby
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ def render_tokens(browsed: TokenView) -> str:
         last = min(row.last, row.first + left)
         spans.append((row.first, last))
         left -= last - row.first
+    data = {
+        "sequences": [*map(_token_numbers, browsed.rows, spans)],
+        "corrections": [_correction_data(applied, spans) for applied in browsed.corrections],
+    }
     page = {
         "version": escape_terminal(__version__),
         "title": f"{format_count(len(spans), 'sequence')}, token by token",
@@ -40,18 +44,15 @@ def render_tokens(browsed: TokenView) -> str:
         "shades": [(f"n{place}", f"below −{SHADE_BOUNDS[place - 1]:g}") for place in range(len(SHADE_BOUNDS), 0, -1)]
         + [(f"p{place}", f"above {bound:g}") for place, bound in enumerate(SHADE_BOUNDS, start=1)],
         "sequences": [*map(_sequence_data, browsed.rows, spans, count())],
-        "data": script_json(_script_data(browsed, spans)),
+        "data": script_json(data),
     }
     return render_page("tokens.html.j2", page, ("tokens",))
 
 
 def _sequence_data(row: SequenceRow, span: tuple[int, int], index: int) -> dict[str, Any]:
     log_ratio, tokens, (first, last) = row.log_ratio, row.batch.tokens, span
-    facts = [
-        f"{text} {shorten(format_label(row.facts[name]), 40)}"
-        for name, text in _FACT_TITLES.items()
-        if name in row.facts
-    ]
+    named = ((text, row.facts[name]) for name, text in _FACT_TITLES.items() if name in row.facts)
+    facts = [f"{text} {shorten(format_label(fact), 40)}" for text, fact in named]
     facts += [f"{tokens:,} valid tokens", f"log ratio {format_number(float(log_ratio.sum()))} in sum"]
     note = f"Tokens {first:,} to {last - 1:,} of {tokens:,} are shown." if tokens > last - first else ""
     title = f"{shorten(row.file, 160)}, row {row.row:,}"
@@ -68,40 +69,24 @@ def _token_markup(row: SequenceRow, log_ratio: np.ndarray[Any, Any], span: tuple
         return
     start, stop = int(valid[first]) if first else 0, int(valid[last - 1]) + 1 if last < len(valid) else len(row.mask)
     number_of = np.cumsum(row.mask) - 1
-    place = start
-    while place < stop:
-        if row.mask[place]:
-            index = int(number_of[place])
-            shade = _shade_class(float(log_ratio[index]))
-            text = _token_text(row, place)
-            yield Markup(f"<i{f' class={shade}' if shade else ''}>") + escape(text) + Markup("</i>")
-            place += 1
-            continue
-        end = place
-        while end < stop and not row.mask[end]:
-            end += 1
-        text = shorten("".join(_token_text(row, at) for at in range(place, min(end, place + 200))), 120)
-        label = f"{end - place:,} masked"
-        yield Markup('<s title="') + label + Markup('">') + escape(text or label) + Markup("</s>")
-        place = end
+    for is_valid, places in groupby(range(start, stop), lambda place: bool(row.mask[place])):
+        if is_valid:
+            for place in places:
+                ratio = float(log_ratio[number_of[place]])
+                level = sum(abs(ratio) >= bound for bound in SHADE_BOUNDS)
+                shade = f" class={'n' if ratio < 0 else 'p'}{level}" if level else ""
+                yield Markup(f"<i{shade}>") + escape(_token_text(row, place)) + Markup("</i>")
+        else:
+            masked = [*places]
+            text = shorten("".join(_token_text(row, place) for place in masked[:200]), 120)
+            label = f"{len(masked):,} masked"
+            yield Markup('<s title="') + label + Markup('">') + escape(text or label) + Markup("</s>")
 
 
 def _token_text(row: SequenceRow, place: int) -> str:
     if not row.texts:
         return "▯"
     return escape_terminal(row.texts[place]) + ("\n" if "\n" in row.texts[place] else "")
-
-
-def _shade_class(log_ratio: float) -> str:
-    level = sum(abs(log_ratio) >= bound for bound in SHADE_BOUNDS)
-    return f"{'n' if log_ratio < 0 else 'p'}{level}" if level else ""
-
-
-def _script_data(browsed: TokenView, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    return {
-        "sequences": [_token_numbers(row, span) for row, span in zip(browsed.rows, spans, strict=True)],
-        "corrections": [_correction_data(applied, spans) for applied in browsed.corrections],
-    }
 
 
 def _token_numbers(row: SequenceRow, span: tuple[int, int]) -> dict[str, Any]:
