@@ -40,45 +40,12 @@ _ASCII_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _TRAILING_BLANKS = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 
 
-class TerminalGlyphs:
-    """Text and sparklines for one console, with replacements in ASCII."""
-
-    def __init__(self, console: Console) -> None:
-        self.plain = console.options.ascii_only
-        self.dots = "..." if self.plain else "…"
-
-    def text(self, text: str) -> str:
-        """Escape text from a dump, and replace characters that the console cannot print."""
-        shown = escape_terminal(text)
-        return (
-            shown.translate(_ASCII_REPLACEMENTS).encode("ascii", "backslashreplace").decode() if self.plain else shown
-        )
-
-    def shorten(self, text: str, length: int) -> str:
-        """Shorten a name in the middle, because names tend to differ at their ends."""
-        shown = self.text(text)
-        if len(shown) <= length:
-            return shown
-        room = max(length - len(self.dots), 2)
-        return f"{shown[: room - room // 2]}{self.dots}{shown[len(shown) - room // 2 :]}"
-
-    def truncate(self, text: str, length: int) -> str:
-        """Cut a text after a whole word."""
-        room = length - len(self.dots)
-        return text if cell_len(text) <= length else f"{text[:room].rsplit(' ', 1)[0]}{self.dots}"
-
-    def sparkline(self, values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
-        """Draw a positive series on a log scale, averaged to `width` characters. Undefined values are blank."""
-        shares = doc.scale_sparkline(values, width)
-        if not any(shares):
-            return ""
-        bars = _ASCII_BAR_CHARACTERS if self.plain else _BAR_CHARACTERS
-        return "".join(" " if share is None else bars[min(int(share * len(bars)), len(bars) - 1)] for share in shares)
-
-
-def _ruled_table(console: Console) -> Grid:
-    box = _ASCII_BOX if console.options.ascii_only else _UNICODE_BOX
-    return Grid(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+def _lines_with_names(gap: int = 2, **names: Any) -> Grid:
+    """Return a grid with a column of names and a column of texts that wrap."""
+    grid = Grid.grid(padding=(0, gap, 0, 0))
+    grid.add_column(**names)
+    grid.add_column(overflow="fold")
+    return grid
 
 
 def break_name(name: str, length: int) -> str:
@@ -138,30 +105,58 @@ def print_document(document: doc.Document, console: Console, *, whole: bool = Fa
 class TerminalWriter:
     """Prints the parts of documents to one console. Each method has the name of the part that it prints."""
 
-    def __init__(self, console: Console, whole: bool, limit: int = 0) -> None:
-        self.console, self.glyphs, self.whole, self.limit = console, TerminalGlyphs(console), whole, limit
+    def __init__(self, console: Console, whole: bool = False, limit: int = 0) -> None:
+        self.console, self.whole, self.limit = console, whole, limit
+        self.plain = console.options.ascii_only
+        self.dots = "..." if self.plain else "…"
+
+    def text(self, text: str) -> str:
+        """Escape text from a dump, and replace characters that the console cannot print."""
+        shown = escape_terminal(text)
+        return (
+            shown.translate(_ASCII_REPLACEMENTS).encode("ascii", "backslashreplace").decode() if self.plain else shown
+        )
+
+    def shorten(self, text: str, length: int) -> str:
+        """Shorten a name in the middle, because names tend to differ at their ends."""
+        shown = self.text(text)
+        if len(shown) <= length:
+            return shown
+        room = max(length - len(self.dots), 2)
+        return f"{shown[: room - room // 2]}{self.dots}{shown[len(shown) - room // 2 :]}"
+
+    def truncate(self, text: str, length: int) -> str:
+        """Cut a text after a whole word."""
+        room = length - len(self.dots)
+        return text if cell_len(text) <= length else f"{text[:room].rsplit(' ', 1)[0]}{self.dots}"
+
+    def sparkline(self, values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
+        """Draw a positive series on a log scale, averaged to `width` characters. Undefined values are blank."""
+        shares = doc.scale_sparkline(values, width)
+        if not any(shares):
+            return ""
+        bars = _ASCII_BAR_CHARACTERS if self.plain else _BAR_CHARACTERS
+        return "".join(" " if share is None else bars[min(int(share * len(bars)), len(bars) - 1)] for share in shares)
 
     def cut(self, text: str, indent: int = 0) -> str:
         """Escape a text, and cut long names and the text itself to `limit` lines next to an indent."""
         if not self.limit:
-            return self.glyphs.text(text)
-        shown = " ".join(self.glyphs.shorten(word, MAX_NAME_WIDTH) for word in text.split(" "))
-        return self.glyphs.truncate(shown, self.limit * (self.console.width - indent) - 10 * (self.limit - 1))
+            return self.text(text)
+        shown = " ".join(self.shorten(word, MAX_NAME_WIDTH) for word in text.split(" "))
+        return self.truncate(shown, self.limit * (self.console.width - indent) - 10 * (self.limit - 1))
 
     def headline(self, head: doc.Headline) -> None:
         if head.status:
-            rows = Grid.grid(padding=(0, 2, 0, 0))
-            rows.add_column(width=_STATUS_WIDTH)
-            rows.add_column(overflow="fold")
+            rows = _lines_with_names(width=_STATUS_WIDTH)
             rows.add_row(Text(head.status, STYLES[head.status]), Text(self.cut(head.title, _STATUS_WIDTH + 2), "bold"))
             self.console.print(rows, "")
         elif head.title:
-            facts = f": {self.glyphs.text(', '.join(head.facts))}" if head.facts else ""
+            facts = f": {self.text(', '.join(head.facts))}" if head.facts else ""
             self.console.print(Text.assemble((self.cut(head.title), "bold"), (facts, "not bold")), "", sep="\n")
 
     def commands(self, commands: Sequence[tuple[str, str]]) -> None:
         """Print each command in one line, so that a copy of a wrapped line is complete."""
-        shown = [f"{label}: {self.glyphs.text(command)}" for label, command in commands]
+        shown = [f"{label}: {self.text(command)}" for label, command in commands]
         line = "   ".join(shown)
         for text in [line] if cell_len(line) <= self.console.width else ["   ".join(shown[:-1]), shown[-1]]:
             if text:
@@ -178,8 +173,8 @@ class TerminalWriter:
     def section(self, section: doc.Section) -> None:
         shown = [part for part in section.parts if doc.is_shown(part, doc.TERMINAL_AND_PAGE)]
         if section.title and not all(isinstance(part, doc.Table) for part in shown):
-            note = f"  {self.glyphs.text(section.note)}" if section.note else ""
-            self.console.print(Text.assemble((self.glyphs.text(section.title), "bold"), (note, "dim")))
+            note = f"  {self.text(section.note)}" if section.note else ""
+            self.console.print(Text.assemble((self.text(section.title), "bold"), (note, "dim")))
         self.parts(shown)
         if isinstance(shown[-1], doc.Note) and section.title:
             self.console.print()
@@ -194,14 +189,15 @@ class TerminalWriter:
             title += f" ({table.max_rows} of {len(rows)}, those with most {table.heads[1].text})"
             rows = [rows[place] for place in sorted(order)]
         if title:
-            self.console.print(Text(self.glyphs.text(title), style="bold"))
+            self.console.print(Text(self.text(title), style="bold"))
+        box = _ASCII_BOX if self.plain else _UNICODE_BOX
+        ruled = Grid(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         if table.prose:
-            grid = _ruled_table(self.console)
             for place, head in enumerate(table.heads):
-                grid.add_column(head.text, overflow="fold", no_wrap=place == 0)
+                ruled.add_column(head.text, overflow="fold", no_wrap=place == 0)
             for row in rows:
-                grid.add_row(*(Text(self.glyphs.text(cell.text)) for cell in row))
-            self.console.print(grid, "")
+                ruled.add_row(*(Text(self.text(cell.text)) for cell in row))
+            self.console.print(ruled, "")
             return
         chosen = [place for place, head in enumerate(table.heads) if place == 0 or head.drop is not None]
         names, *columns = (self._column(table.heads[place], [row[place] for row in rows]) for place in chosen)
@@ -210,26 +206,26 @@ class TerminalWriter:
         shown = _fit_columns(columns, width)
         room = max(min(longest, self.console.width - sum(column.width for column in shown)), 8)
         spare = self.console.width - room - _COLUMN_GAP - sum(one.width for one in shown if not one.head.flexible)
-        grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0)) if table.compact else _ruled_table(self.console)
-        cut: Literal["crop", "ellipsis"] = "crop" if self.glyphs.plain else "ellipsis"
+        grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0)) if table.compact else ruled
+        cut: Literal["crop", "ellipsis"] = "crop" if self.plain else "ellipsis"
         grid.add_column(Text(names.texts[0]), no_wrap=True, max_width=room, overflow=cut)
-        cells = [[self.glyphs.shorten(name, room) for name in (names.brief if longest > room else names.texts)[1:]]]
+        cells = [[self.shorten(name, room) for name in (names.brief if longest > room else names.texts)[1:]]]
         for column in shown:
             justify: Literal["left", "right"] = "right" if column.head.numeric else "left"
             grid.add_column(Text(column.texts[0], justify=justify), justify=justify, no_wrap=True, overflow=cut)
             flexible, most = column.head.flexible, max(spare, MIN_FLEXIBLE_WIDTH)
-            cells.append([self.glyphs.truncate(cell, most) if flexible else cell for cell in column.texts[1:]])
+            cells.append([self.truncate(cell, most) if flexible else cell for cell in column.texts[1:]])
         for texts in zip(*cells, strict=True):
             grid.add_row(*map(Text, texts))
         self.console.print(grid, "")
 
     def _column(self, head: doc.Column, cells: Sequence[doc.TableCell]) -> _TerminalColumn:
-        heading = head.short or self.glyphs.text(head.text)
+        heading = head.short or self.text(head.text)
         heading = break_name(heading, _HEADING_LINE) if head.numeric else heading
-        first = "\n".join(map(self.glyphs.text, heading.split("\n")))
+        first = "\n".join(map(self.text, heading.split("\n")))
 
         def text(cell: doc.TableCell, width: int, shown: str) -> str:
-            return self.glyphs.sparkline(cell.series, width) if cell.series else self.glyphs.text(shown)
+            return self.sparkline(cell.series, width) if cell.series else self.text(shown)
 
         brief = [text(cell, 8, cell.brief or cell.text) for cell in cells]
         return _TerminalColumn(head, [first, *(text(cell, 16, cell.text) for cell in cells)], [first, *brief])
@@ -238,44 +234,38 @@ class TerminalWriter:
         if note.level != "alarm":
             self.console.print(Text(self.cut(note.text), style=STYLES.get(note.level, "")))
             return
-        rows = Grid.grid(padding=(0, 1, 0, 0))
-        rows.add_column(style="yellow", width=1)
-        rows.add_column(overflow="fold")
+        rows = _lines_with_names(1, style="yellow", width=1)
         rows.add_row("!", Text(self.cut(note.text, 2)))
         self.console.print(rows)
 
     def facts(self, facts: doc.Facts) -> None:
-        rows = Grid.grid(padding=(0, 2, 0, 0))
         most = max(self.console.width * 2 // 5, 12)
-        rows.add_column(style="dim", overflow="fold", min_width=_STATUS_WIDTH, max_width=most)
-        rows.add_column(overflow="fold")
+        rows = _lines_with_names(style="dim", overflow="fold", min_width=_STATUS_WIDTH, max_width=most)
         named = min(max(_STATUS_WIDTH, *(len(name) for name, _ in facts.rows)), most) + 2
         for place, (name, text) in enumerate(facts.rows):
             series = facts.series.get(name, ())
-            drawn = f"{self.glyphs.sparkline(series)}  " if len(series) > 1 else ""
+            drawn = f"{self.sparkline(series)}  " if len(series) > 1 else ""
             style = STYLES["alarm"] if place in facts.wrong else ""
-            rows.add_row(Text(self.glyphs.text(name)), Text(self.cut(drawn + text, named), style=style))
+            rows.add_row(Text(self.text(name)), Text(self.cut(drawn + text, named), style=style))
         self.console.print(rows, "")
 
     def code(self, code: doc.Code) -> None:
-        self.console.print(Text(self.glyphs.text(code.name), style="dim"))
+        self.console.print(Text(self.text(code.name), style="dim"))
         for line in code.text.splitlines():
-            self.console.print(Text(f"  {self.glyphs.text(line)}"))
+            self.console.print(Text(f"  {self.text(line)}"))
         self.console.print()
 
     def cards(self, cards: Sequence[Any]) -> None:
         marked = max(cell_len(card.mark) for card in cards)
         for place, card in enumerate(cards):
-            rows = Grid.grid(padding=(0, 2, 0, 0))
-            rows.add_column(no_wrap=True, width=marked)
-            rows.add_column(overflow="fold")
+            rows = _lines_with_names(no_wrap=True, width=marked)
             below = (card.details if self.whole else ()) or card.lines
             title = self.cut(card.title, marked + 2)
             text = Text(title, style="bold" if card.text or card.lines else "")
             if card.tag:
-                text.append(self.glyphs.text(f"  {card.tag}"), style="not bold dim")
+                text.append(self.text(f"  {card.tag}"), style="not bold dim")
             if card.text and below is not card.details:  # the details begin with the same text
-                text.append(self.glyphs.text(f": {card.text}"), style="not bold")
+                text.append(self.text(f": {card.text}"), style="not bold")
             rows.add_row(Text(card.mark, style=STYLES.get(card.level, "")), text)
             named = max((cell_len(heading) for heading, _ in below), default=0)
             if below:

@@ -11,11 +11,7 @@ from rich.console import Console
 
 from mismatchctl.report.document import EVERYWHERE, Column, Document, Headline, Section, Table
 from mismatchctl.report.pages.analyze import document
-from mismatchctl.report.terminal import (
-    TerminalGlyphs,
-    break_name,
-    print_document,
-)
+from mismatchctl.report.terminal import TerminalWriter, break_name, print_document
 from mismatchctl.results.model import Result, Value
 from tests.factories.results import HOSTILE, make_corrections, make_result
 
@@ -157,24 +153,24 @@ def test_no_color_disables_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codes <= {"", "0", "1", "2"}  # bold and dim are not colors
 
 
-def glyphs(encoding: str = "utf-8") -> TerminalGlyphs:
-    return TerminalGlyphs(Console(file=Page(encoding)))
+def writer(encoding: str = "utf-8") -> TerminalWriter:
+    return TerminalWriter(Console(file=Page(encoding)))
 
 
 def test_sparklines_follow_the_values() -> None:
-    assert glyphs().sparkline([1e-5, 1e-4, 1e-3]) == "▁▅█"
-    assert glyphs().sparkline([1.0, None, 0.0, 10.0]) == "▁ ▁█"
-    assert glyphs("ascii").sparkline([1e-5, 1e-3]) == "_#"
-    assert glyphs().sparkline([]) == glyphs().sparkline([None, 0.0]) == ""
-    assert len(set(glyphs().sparkline([1.0, 1.02, 0.99]))) <= 2, "noise is not blown up"
-    long = glyphs().sparkline([1.0] * 500 + [100.0] * 500, 40)
+    assert writer().sparkline([1e-5, 1e-4, 1e-3]) == "▁▅█"
+    assert writer().sparkline([1.0, None, 0.0, 10.0]) == "▁ ▁█"
+    assert writer("ascii").sparkline([1e-5, 1e-3]) == "_#"
+    assert writer().sparkline([]) == writer().sparkline([None, 0.0]) == ""
+    assert len(set(writer().sparkline([1.0, 1.02, 0.99]))) <= 2, "noise is not blown up"
+    long = writer().sparkline([1.0] * 500 + [100.0] * 500, 40)
     assert long == "▁" * 20 + "█" * 20
 
 
 def test_names_are_shortened_in_the_middle() -> None:
-    assert glyphs().shorten("dense_temperature_in_trainer", 13) == "dense_…rainer"
-    assert glyphs().shorten("dense", 13) == "dense"
-    assert len(glyphs("ascii").shorten("x" * 50, 13)) == 13
+    assert writer().shorten("dense_temperature_in_trainer", 13) == "dense_…rainer"
+    assert writer().shorten("dense", 13) == "dense"
+    assert len(writer("ascii").shorten("x" * 50, 13)) == 13
 
 
 def test_headings_break_after_separators() -> None:
