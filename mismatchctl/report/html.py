@@ -59,20 +59,13 @@ def render_page(template: str, page: Any, own: Sequence[str] = (), libraries: Se
 @cache
 def _jinja_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(find_templates()),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_escape_value,
-    )
-    filters = {
-        "breakable": insert_breaks,
-        "whole": keep_numbers_whole,
-        "rest": _remaining_details,
-        "lines": _escape_lines,
-    }
-    environment.filters |= {**filters, "json": script_json}
+        loader=jinja2.FileSystemLoader(find_templates()), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, finalize=_escape_value,
+    )  # fmt: skip
+    environment.filters |= {
+        "breakable": insert_breaks, "whole": keep_numbers_whole, "rest": _remaining_details, "lines": _escape_lines,
+        "json": script_json,
+    }  # fmt: skip
     environment.globals.update(ranges=(DENSE_RANGE, MOE_RANGE), spark=_sparkline, run_cards_type=RunCards)
     environment.globals["gauge"] = lambda k3: round(100 * k3_scale_position(k3), 2)  # percent of the scale
     return environment
@@ -115,9 +108,8 @@ def find_templates() -> Path:
 
 def insert_breaks(text: str) -> Markup:
     """Allow line breaks after the separators of a name, except inside its numbers."""
-    return keep_numbers_whole(
-        Markup(re.sub(r"(?<=[_/\-])(?<!\de-)(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", str(escape(escape_terminal(text)))))
-    )
+    shown = str(escape(escape_terminal(text)))
+    return keep_numbers_whole(Markup(re.sub(r"(?<=[_/\-])(?<!\de-)(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", shown)))
 
 
 def keep_numbers_whole(text: str) -> Markup:

@@ -187,7 +187,7 @@ def test_plot_returns_a_matplotlib_figure(run: RunResult) -> None:
     figure = run.plot("k3_by_position")
     assert isinstance(figure, matplotlib.figure.Figure)
     assert figure.axes[0].get_yscale() == "log"
-    assert run.plot("steps") is not run.plot("steps")
+    assert run.plot("k3") is not run.plot("k3")
 
 
 def test_forty_corrections_fit_in_a_figure() -> None:

@@ -148,21 +148,15 @@ def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | Non
     subject, axis, noun, caption = QUANTITIES.get(quantity, (f"K3 by {quantity}", quantity, quantity, ""))
     marks = []
     for color, (side, found) in enumerate(shown.items()):
-        bins = [format_bin(found, index) for index in range(len(found.low))]
-        places = bin_positions(found)
-        marks.append(
-            interval_line(shorten(side, 24), places, found.k3, found.k3_se, log=True, color=color, labels=bins)
-        )
+        line = interval_line(shorten(side, 24), bin_positions(found), found.k3, found.k3_se, log=True, color=color)
+        marks.append(replace(line, labels=[format_bin(found, index) for index in range(len(found.low))]))
     first = next(iter(shown.values()))
     places = sorted({place for found in shown.values() for place in bin_positions(found)})
     room = 0.0 if places[-1] > places[0] else 0.5
     ticks = _bin_ticks(first.quantity, places[0], places[-1], first)
     x = Axis(axis, limits=(places[0] - room, places[-1] + room), ticks=ticks)
     title = _peak_message(first, noun) if len(shown) == 1 else ""
-    return Figure(
-        name, title or subject, caption,
-        x, Axis("mean K3 (nats/token)", "log"), tuple(marks),
-    )  # fmt: skip
+    return Figure(name, title or subject, caption, x, Axis("mean K3 (nats/token)", "log"), tuple(marks))
 
 
 def _peak_message(breakdown: Breakdown, noun: str) -> str:

@@ -114,13 +114,9 @@ class Figure:
             bins = bool(self.x.ticks) and len(mark.labels) == len(mark.y)  # the labels name the places
             names = ((), mark.labels) if bins else (mark.labels, places)
             columns = (*names, mark.y, mark.low, mark.high, mark.values)
+            series = mark.name if len(self.marks) > 1 else ""
             for index in range(len(mark.y)):
-                rows.append(
-                    [
-                        mark.name if len(self.marks) > 1 else "",
-                        *(column[index] if index < len(column) else None for column in columns),
-                    ]
-                )
+                rows.append([series, *(column[index] if index < len(column) else None for column in columns)])
         used = [place for place in range(len(heads)) if any(row[place] not in (None, "") for row in rows)]
         return [heads[place] for place in used], [[row[place] for place in used] for row in rows]
 

@@ -32,7 +32,6 @@ SERIES_COLORS = (
 INK, GRAY, GRID, SURFACE = "#1b2330", "#566172", "#e3e7ec", "#ffffff"
 _RAMP = LinearSegmentedColormap.from_list("ramp", ["#dcebf7", "#82b4da", "#2a6ba5", "#0a3767"])
 _SIZES = {"normal": (6.0, 3.8), "wide": (8.0, 3.8), "square": (5.0, 5.0)}
-_ALIASES = {"steps": "k3"}
 _OF_WINDOWS = ("backend", "interactive", "toolbar")
 """Settings that would load a matplotlib backend. They are not changed."""
 _STYLE: dict[str, Any] = {
@@ -41,17 +40,18 @@ _STYLE: dict[str, Any] = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": False, "axes.axisbelow": True,
     "axes.labelsize": 11, "xtick.bottom": False, "ytick.left": False, "xtick.labelsize": 10.5, "ytick.labelsize": 10.5,
     "xtick.major.pad": 3, "ytick.major.pad": 3, "figure.dpi": 72, "savefig.dpi": 300, "savefig.facecolor": "white",
-    "svg.hashsalt": "mismatchctl", "svg.fonttype": "none", "pdf.fonttype": 42,
+    "svg.hashsalt": "mismatchctl", "svg.fonttype": "none", "pdf.fonttype": 42, "text.color": INK,
+    "axes.edgecolor": GRAY, "axes.labelcolor": GRAY, "grid.color": GRID, "xtick.color": GRAY, "ytick.color": GRAY,
+    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.facecolor": SURFACE, "figure.facecolor": SURFACE,
 }  # fmt: skip
 
 
 def draw_figure(run: RunResult, name: str) -> Canvas:
     """Return a figure of a report as a matplotlib figure, for example `k3`, `distribution` or `k3_by_position`."""
     found = {figure.name: figure for figure in chain(*run_figures(run).values())}
-    wanted = _ALIASES.get(name, name)
-    if wanted not in found:
+    if name not in found:
         raise ConfigError(f"unknown figure {name!r}{suggestion(name, found)}; known: {', '.join(found) or 'none'}")
-    with draw_with_matplotlib(found[wanted]) as canvas:
+    with draw_with_matplotlib(found[name]) as canvas:
         return canvas
 
 
@@ -66,9 +66,7 @@ def draw_with_matplotlib(figure: Figure) -> Iterator[Canvas]:
 @cache
 def _settings() -> Any:
     kept = {name: value for name, value in dict.items(rcParamsDefault) if not name.startswith(_OF_WINDOWS)}
-    colors = {"text.color": INK, "axes.edgecolor": GRAY, "axes.labelcolor": GRAY, "grid.color": GRID}
-    colors |= {"xtick.color": GRAY, "ytick.color": GRAY, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
-    return kept | _STYLE | colors | {"axes.facecolor": SURFACE, "figure.facecolor": SURFACE}
+    return kept | _STYLE
 
 
 def _draw(figure: Figure) -> Canvas:

@@ -103,13 +103,13 @@ def calm_title(judged: Mapping[str, RunStatus]) -> str:
 
 def _order_runs(result: Result, judged: Mapping[str, RunStatus]) -> list[str]:
     """Return the names of the runs, sorted by severity and then by K3, the worst run first."""
-    k3 = {name: _k3(result, name).value for name in judged}
+    k3 = {name: _k3(result.runs[name]).value for name in judged}
     order = sorted(judged, key=lambda name: -math.inf if (value := k3[name]) is None else -value)
     return tables.by_severity({name: judged[name] for name in order})
 
 
-def _k3(result: Result, name: str) -> Value:
-    return result.runs[name].overall.metrics.get("k3", NOT_RECORDED)
+def _k3(run: RunResult) -> Value:
+    return run.overall.metrics.get("k3", NOT_RECORDED)
 
 
 def _next_command(run: RunResult, judged: RunStatus, paths: Sequence[str]) -> str:
@@ -120,18 +120,21 @@ def _next_command(run: RunResult, judged: RunStatus, paths: Sequence[str]) -> st
 
 def _size_facts(result: Result) -> list[str]:
     runs, provenance = result.runs.values(), result.provenance
-    sums = ((sum(_count(run, f"{noun}s") for run in runs), noun) for noun in ("sequence", "token"))
-    counts = [*sums, (sum(len(run.groups.labels) for run in runs), "step"), (len(provenance.inputs), "file")]
+    metrics = [run.overall.metrics for run in runs]
+    sums = {
+        noun: sum(own.get(f"{noun}s", NOT_RECORDED).value or 0 for own in metrics) for noun in ("sequence", "token")
+    }
+    counts = [
+        *((int(count), noun) for noun, count in sums.items()),
+        (sum(len(run.groups.labels) for run in runs), "step"),
+        (len(provenance.inputs), "file"),
+    ]
     return [*(format_count(*each) for each in counts), *summary.left_out_facts(provenance.left_out)]
-
-
-def _count(run: RunResult, key: str) -> int:
-    return int(run.overall.metrics.get(key, NOT_RECORDED).value or 0)
 
 
 def _runs_section(result: Result, judged: Mapping[str, RunStatus]) -> doc.Section:
     steps = any(len(run.groups.labels) > 1 for run in result.runs.values())
-    k3 = doc.Column("K3", lambda name: format_number(_k3(result, name).value), drop=0)
+    k3 = doc.Column("K3", lambda name: _k3(result.runs[name]).value, drop=0)
     by_step = doc.Column(
         "K3 by step", lambda name: doc.TableCell(series=result.runs[name].groups.series("k3").value), "line",
         2 if steps else None,
@@ -141,8 +144,8 @@ def _runs_section(result: Result, judged: Mapping[str, RunStatus]) -> doc.Sectio
 
 
 def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:
-    found, k3 = get_summary(run), run.overall.metrics.get("k3", NOT_RECORDED)
-    rows: list[_Row] = [("K3", _describe_k3(k3, summary.RANGE_TEXTS[found.standing.range]))]
+    found = get_summary(run)
+    rows: list[_Row] = [("K3", _describe_k3(_k3(run), summary.RANGE_TEXTS[found.standing.range]))]
     rows += [("base", found.against.text)] if found.against is not None else []
     over = run.groups.series("k3").value
     if len(over) > 1:
@@ -162,9 +165,8 @@ def _describe_log(run: RunResult) -> Iterator[str]:
     for found in compared:
         wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
         verb = "agrees" if len(found.names) == 1 else "agree"
-        text = (
-            f"{len(found.names) - len(wrong)} of {format_count(len(found.names), 'metric')} {verb} with the run's log"
-        )
+        right, every = len(found.names) - len(wrong), format_count(len(found.names), "metric")
+        text = f"{right} of {every} {verb} with the run's log"
         text += f"; different: {', '.join(wrong[:3])}" if wrong else ""
         yield f"{text}; not in the log: {', '.join(found.missing[:2])}" if found.missing else text
     if others := summary.names_not_compared(run):
@@ -295,9 +297,7 @@ class _PageBuilder:
         path = files[0] if len(files) == 1 else folders.pop() if len(folders) == 1 else ""
         calm = self.judged[name].status == "OK" or not path or path.startswith("<")
         command = "" if calm else _next_command(run, self.judged[name], [path])
-        return doc.Answers(
-            get_summary(run).answers, _k3(self.result, name).value, run.groups.series("k3").value, command
-        )
+        return doc.Answers(get_summary(run).answers, _k3(run).value, run.groups.series("k3").value, command)
 
     def _card(self, name: str) -> doc.RunCard:
         status, index = self.judged[name], [*self.runs].index(name)
@@ -340,19 +340,17 @@ class _PageBuilder:
             main = run_tables.metric_table({"": run}, keys)
             yield replace(main, caption="", title="Main metrics", reach=doc.TERMINAL_AND_PAGE)
         yield self.draw(index, "trends", after=not self.several)
-        lead = (
-            "The update moves the current policy away from the trainer's recomputation. PPO's ratio measures "
-            "this drift."
-        )
-        yield doc.Section("Policy drift", f"drift-{index}", lead=lead).add(self.draw(index, "drift"))
+        yield doc.Section(
+            "Policy drift", f"drift-{index}", lead="The update moves the current policy away from the trainer's "
+            "recomputation. PPO's ratio measures this drift.",
+        ).add(self.draw(index, "drift"))  # fmt: skip
 
     def where(self) -> doc.Section:
         notes = []
         for found, run in zip(self.figures, self.runs.values(), strict=True):
             titles = [figure.title for figure in found["distributions"]]
             titles = [title for title in titles if title[0].isdigit() or "x the mean" in title]
-            zero = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
-            notes.append("every log ratio is 0" if zero else "; ".join(titles[:2]) or "evenly spread")
+            notes.append("every log ratio is 0" if _k3(run).value == 0 else "; ".join(titles[:2]) or "evenly spread")
         return self.details(
             "Location of the mismatch", "where", lambda index, _: [self.draw(index, "distributions")], notes=notes
         )
@@ -414,15 +412,10 @@ class _PageBuilder:
         keys = dict.fromkeys(key for run in self.runs.values() for key in run.overall.metrics)
         found = [run_tables.metric_table(self.runs, keys, brief=self.brief)]
         for name, run in self.runs.items() if self.detailed else ():
-            own = (
-                [run_tables.logged_table(run, self.result.provenance.framework or "the framework")]
-                if run.logged
-                else []
-            )
-            own += [run_tables.step_table(run)] if len(run.groups.labels) > 1 else []
-            for table in own:
+            logged = run_tables.logged_table(run, self.result.provenance.framework or "the framework")
+            for table in filter(None, (logged, run_tables.step_table(run))):
                 table.title = table.caption.split(":")[0] + (f", {name}" if self.several else "")
-            found += own
+                found.append(table)
         return section.add(*(replace(each, folded=True) for each in found))
 
 

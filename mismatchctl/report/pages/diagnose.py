@@ -31,9 +31,8 @@ def diagnose_screen(
         screen.add(_answer_section(found, judged))
     else:
         screen.sections += [section for section in page.sections if section.anchor != "answer"]
-    screen.add(
-        doc.Section("", "notes").add(*tables.cut_notes(notes) if page is None else tables.cut_notes(notes, len(notes)))
-    )
+    most = tables.MAX_NOTES if page is None else len(notes)
+    screen.add(doc.Section("", "notes").add(*tables.cut_notes(notes, most)))
     healthy = screen.headline.status == "OK"
     options = "--save-baseline ok.json --accept" if healthy else ""
     if len(paths) == len(judged) > 1:
@@ -184,10 +183,8 @@ def _format_share(share: SideShare) -> str:
 
 
 def _format_groups(groups: list[SidesGroup]) -> str:
-    errors = (
-        f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups[:_MAX_GROUPS]
-    )
-    return "; ".join(errors) + ("; ..." if len(groups) > _MAX_GROUPS else "")
+    errors = [f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups]
+    return "; ".join([*errors[:_MAX_GROUPS], *["..."] * (len(errors) > _MAX_GROUPS)])
 
 
 def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -> doc.Section:
@@ -250,6 +247,4 @@ def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | 
         return None
     x = Axis("share of K3", limits=(0.0, 1.02), percent=True)
     caption = "If causes overlap, their shares add up to more than 100%."
-    return rows_figure(
-        name, "What the mismatch consists of", caption, x, series, size="wide"
-    )  # fmt: skip
+    return rows_figure(name, "What the mismatch consists of", caption, x, series, size="wide")

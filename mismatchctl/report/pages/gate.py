@@ -45,9 +45,8 @@ def gate_screen(
 
 def _verdict_parts(verdict: api.Verdict, warnings: Sequence[str]) -> Iterator[doc.DocumentPart]:
     order = sorted(verdict.checks, key=lambda check: _OUTCOMES.index(check.outcome))
-    several = len({check.run for check in verdict.checks}) > 1
     columns = [
-        doc.Column("check", lambda check: f"{f'{check.run}: ' if several else ''}{api.check_name(check)}", "text"),
+        doc.Column("check", lambda check: _name_check(check, verdict), "text"),
         doc.Column("outcome", api.outcome_label, "text", 0),
         doc.Column("value", lambda check: _format_pair(check)[0], drop=0),
         doc.Column("limit", lambda check: _format_pair(check)[1], drop=1),
@@ -56,10 +55,9 @@ def _verdict_parts(verdict: api.Verdict, warnings: Sequence[str]) -> Iterator[do
     yield doc.Table.of("", order[:MAX_CHECKS], columns, reach=doc.TERMINAL_AND_PAGE)
     if hidden := order[MAX_CHECKS:]:
         yield doc.Note(f"and {len(hidden)} more: {api.count_outcomes(verdict.checks)} in all")
-    rose = [
-        api.describe_k3_parts(check, intervals=False) for check in order if check.outcome == "failed" and check.parts
-    ]
-    notes = [*warnings[:1], *rose[:1], *_list_reasons(verdict, order), *verdict.notes, *warnings[1:]]
+    failed = [check for check in order if check.outcome == "failed" and check.parts]
+    rose = [api.describe_k3_parts(check, intervals=False) for check in failed[:1]]
+    notes = [*warnings[:1], *rose, *_list_reasons(verdict, order), *verdict.notes, *warnings[1:]]
     decided = [check for check in order if check.outcome != "undecided" and check.covers is not None]
     for check in sorted(decided, key=lambda check: check.covers or 0)[:1]:
         others = f" (and {format_count(len(decided) - 1, 'more check')})" if len(decided) > 1 else ""
@@ -74,14 +72,19 @@ def _verdict_parts(verdict: api.Verdict, warnings: Sequence[str]) -> Iterator[do
 
 def _list_reasons(verdict: api.Verdict, order: Sequence[api.Check]) -> Iterator[str]:
     """Yield the reasons of checks that the headline does not contain."""
-    answer, several = api.verdict_answer(verdict), len({check.run for check in verdict.checks}) > 1
+    answer = api.verdict_answer(verdict)
     for check in order:
         first, _, rest = check.reason.partition(". ")
         if check.reason == api.FIRST_BASELINE_REASON or (first in answer and not rest):
             continue
-        name = f"{f'{check.run}: ' if several else ''}{api.check_name(check)}"
-        yield f"{name}: {rest if first in answer else check.reason}"
+        yield f"{_name_check(check, verdict)}: {rest if first in answer else check.reason}"
     yield from dict.fromkeys(check.meaning for check in order if check.meaning)
+
+
+def _name_check(check: api.Check, verdict: api.Verdict) -> str:
+    """Return the name of a check, after its run if there are several."""
+    several = any(other.run != check.run for other in verdict.checks)
+    return f"{f'{check.run}: ' if several else ''}{api.check_name(check)}"
 
 
 def _format_pair(check: api.Check) -> tuple[str, str]:
@@ -172,14 +175,11 @@ def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.
         section.add(doc.Table.of("", known, columns, reach=doc.EVERYWHERE))
     refused = [need for need in needs if need.status != "ok"]
     section.add(*(doc.Note(f"{need.run} {need.metric}: {need.status}", "alarm") for need in refused))
-    page = doc.Document(
-        doc.Headline(title if most else f"no plan for a rise of {rise}", status="" if most else "CHECK")
-    )
+    head = doc.Headline(title) if most else doc.Headline(f"no plan for a rise of {rise}", status="CHECK")
     following = "--save-baseline baseline.json --accept"
     if any("allows" in need.status for need in needs):
         following = f"--rule {needs[0].metric}:increase={50 * needs[0].regression:g}% --plan {rise}"
-    page.commands = [("Next", format_command("gate", paths, following))]
-    return page.add(section)
+    return doc.Document(head, commands=[("Next", format_command("gate", paths, following))]).add(section)
 
 
 def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
@@ -201,10 +201,7 @@ def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
     failed = sum(check.outcome == "failed" for check in shown.values())
     title = f"{failed} of {len(shown)} checks failed" if failed else "New values and their limits"
     caption = "Each value is divided by the limit of its check, which is the dotted line."
-    return rows_figure(
-        name, title, caption,
-        Axis("value / limit", "log"), series, rule=(1.0, "limit"), size="wide",
-    )  # fmt: skip
+    return rows_figure(name, title, caption, Axis("value / limit", "log"), series, rule=(1.0, "limit"), size="wide")
 
 
 def parts_figure(check: api.Check, name: str) -> Figure | None:

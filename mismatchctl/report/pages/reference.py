@@ -110,15 +110,11 @@ def methods_document(found: Mapping[str, Preset]) -> doc.Document:
     name, *keys = TRAIT_TITLES
     groups = [(name, *keys[start : start + _SHOWN_TRAITS]) for start in range(0, len(keys), _SHOWN_TRAITS)]
     rows, title = list_traits(found), "Effect, cost and assumptions of each preset"
-    tables = (
-        _table(
-            title if group is groups[0] else "",
-            [TRAIT_TITLES[key] for key in group],
-            [[row[key] for key in group] for row in rows],
-        )
-        for group in groups
-    )
-    return _make_document(*tables)
+    made: list[doc.Table] = []
+    for group in groups:
+        values = [[row[key] for key in group] for row in rows]
+        made.append(_table("" if made else title, [TRAIT_TITLES[key] for key in group], values))
+    return _make_document(*made)
 
 
 def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> doc.Document:

@@ -92,46 +92,50 @@ def by_column_tables(corrections: Sequence[Correction], run: model.RunResult, na
     return tables
 
 
-def step_table(run: model.RunResult) -> doc.Table:
+def step_table(run: model.RunResult) -> doc.Table | None:
     own = [series_column(run.groups, key) for key in STEP_KEYS if key in run.groups.metrics]
-    return group_table("The mismatch by step", "step", run.groups, own)
+    return group_table("The mismatch by step", "step", run.groups, own) if len(run.groups.labels) > 1 else None
 
 
-def _title_column(scope: str) -> doc.Column:
-    return doc.Column("metric", lambda one: doc.TableCell(one.title, anchor=f"{scope}-{one.key}"), "name")
+def _values_table(
+    caption: str, scope: str, keys: Iterable[str], columns: Mapping[str, Mapping[str, model.Value]], *more: doc.Column,
+    absent: model.Value = model.NOT_RECORDED, errors: bool = True,
+) -> doc.Table:  # fmt: skip
+    """Return a table with a row per metric, a column per set of values, and further columns before the unit."""
+
+    def value(own: Mapping[str, model.Value]) -> Callable[[Metric], doc.TableCell]:
+        return lambda one: value_cell(own.get(one.key, absent), one.unit, errors=errors)
+
+    title = doc.Column("metric", lambda one: doc.TableCell(one.title, anchor=f"{scope}-{one.key}"), "name")
+    values = [doc.Column(name, value(own), drop=0) for name, own in columns.items()]
+    metrics = [find_metric(key, scope) for key in keys]
+    return doc.Table.of(caption, metrics, [title, *values, *more, doc.Column("unit", "unit", "text", 1)])
 
 
 def metric_table(runs: Mapping[str, model.RunResult], keys: Iterable[str], *, brief: bool = False) -> doc.Table:
     """Return metrics with a column per run. `brief` leaves out errors."""
 
-    def value(run: model.RunResult) -> Callable[[Metric], doc.TableCell]:
-        return lambda one: value_cell(run.overall.metrics.get(one.key, model.NOT_RECORDED), one.unit, errors=not brief)
-
     def interval(metric: Metric) -> str:
         ends = next(iter(runs.values())).overall.metrics[metric.key].interval
         return DASH if ends is None else " to ".join(format_number(end, metric.unit) for end in ends)
 
-    alone, unit = len(runs) == 1, doc.Column("unit", "unit", "text", 1)
-    columns = [doc.Column("value" if alone else name, value(run), drop=0) for name, run in runs.items()]
-    columns += [doc.Column("95% interval", interval, drop=2)] if alone else []
+    alone = len(runs) == 1
+    columns = {"value" if alone else name: run.overall.metrics for name, run in runs.items()}
+    intervals = [doc.Column("95% interval", interval, drop=2)] if alone else []
     caption = "Metrics of the mismatch" if brief else "Metrics of the mismatch. ± is one standard error."
-    return doc.Table.of(caption, map(find_metric, keys), [_title_column("m"), *columns, unit])
+    return _values_table(caption, "m", keys, columns, *intervals, errors=not brief)
 
 
 def correction_metric_table(run: model.RunResult) -> doc.Table:
     known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
     absent = model.Value(value=None, status="this correction does not have this metric")
-
-    def value(own: Mapping[str, model.Value]) -> Callable[[Metric], doc.TableCell]:
-        return lambda one: value_cell(own.get(one.key, absent), one.unit)
-
-    columns = [doc.Column(name, value(own)) for name, own in run.overall.corrections.items()]
-    columns = [_title_column("c"), *columns, doc.Column("unit", "unit", "text")]
     caption = "All metrics of each correction. ± is one standard error, computed over clusters."
-    return doc.Table.of(caption, [find_metric(key, "c") for key in known], columns)
+    return _values_table(caption, "c", known, run.overall.corrections, absent=absent)
 
 
-def logged_table(run: model.RunResult, framework: str) -> doc.Table:
+def logged_table(run: model.RunResult, framework: str) -> doc.Table | None:
+    if not run.logged:
+        return None
     steps, last = len(run.groups.labels), len(run.groups.labels) - 1
     chosen = sorted({round(index * last / (MAX_LOGGED_STEPS - 1)) for index in range(MAX_LOGGED_STEPS)})
 
@@ -226,11 +230,9 @@ def _fresh_batch_cell(found: model.FreshBatch | None) -> doc.TableCell:
 
 
 def provenance_section(
-    version: str,
-    inputs: Sequence[model.InputFile],
-    left_out: Sequence[model.SkippedData],
+    version: str, inputs: Sequence[model.InputFile], left_out: Sequence[model.SkippedData],
     corrections: Sequence[Correction],
-) -> doc.Section:
+) -> doc.Section:  # fmt: skip
     """Build the last section of a page: skipped data, files, and corrections as YAML."""
     section = doc.Section("Data", "provenance", reach=doc.PAGE_ONLY, folded=True)
     section.note = f"{len(inputs)} files, mismatchctl {version}, configurations"
