@@ -404,8 +404,6 @@ def _bound_strictness(correction: Correction, path: str) -> float:
     return float(found) if is_entry and parts[-1] == "0" else -float(found)
 
 
-MAX_PRESETS = 4
-"""Maximum number of presets in a label."""
 POINT_METRICS = {
     "rejected_tokens": ("fraction", 0),
     "rejected_sequences": ("fraction", 4),

@@ -101,9 +101,8 @@ def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
 
 def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
     """Merge neighboring bins until each bin is at least one cell wide."""
-    place = np.sign(edges) * np.where(
-        np.abs(edges) < bend, np.abs(edges) / bend, 1 + np.log10(np.maximum(np.abs(edges) / bend, 1))
-    )
+    size = np.abs(edges) / bend
+    place = np.sign(edges) * np.where(size < 1, size, 1 + np.log10(np.maximum(size, 1)))
     cell = np.floor((place - place[0]) / (place[-1] - place[0]) * _MAX_CELLS)
     starts = np.flatnonzero(np.diff(cell[:-1], prepend=-1) > 0)
     return np.append(edges[starts], edges[-1]), [np.add.reduceat(values, starts) for values in counts]

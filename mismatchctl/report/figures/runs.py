@@ -240,9 +240,11 @@ def _preset_points(run: RunResult) -> list[_Point]:
     for name, point in run.presets.items():
         if point.k3_kept:
             names.setdefault((point.rejected_tokens, point.k3_kept), []).append(name)
-    return [
-        (*point, ", ".join(own[:2]) + (f" +{len(own) - 2}" if len(own) > 2 else "")) for point, own in names.items()
-    ]
+    return [(*point, name_presets(own, 2)) for point, own in names.items()]
+
+
+def name_presets(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" +{len(names) - most}" if len(names) > most else "")
 
 
 def _pareto_front(points: Iterable[_Point]) -> list[_Point]:

@@ -19,7 +19,7 @@ from mismatchctl.corrections.labels import rule_name
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
-from mismatchctl.report.figures.runs import K3_AXIS, TrendChart, tokens_and_sequences
+from mismatchctl.report.figures.runs import K3_AXIS, TrendChart, name_presets, tokens_and_sequences
 
 MAX_START_REJECTION = 0.05
 """The explorer opens at a point that rejects at most this share of tokens, if there is one."""
@@ -80,11 +80,6 @@ def axis_label(correction: Correction, path: str) -> str:
     return path if rule is None else f"bound x of the {rule_name(rule)}"
 
 
-def name_presets(mark: api.PresetMark, most: int = api.MAX_PRESETS) -> str:
-    more = len(mark.presets) - most
-    return f"{', '.join(mark.presets[:most])}{f' +{more}' if more > 0 else ''}"
-
-
 _CURVES = (
     TrendChart("rejected", "Rejected", "share rejected", "percent",
                "The share of the data that a threshold removes from training.",
@@ -111,7 +106,7 @@ def curve_figures(own: StudyRun) -> Iterator[tuple[str, Figure]]:
         points, values = np.array(own.points_along(place))[order], values[order]
         label = axis_label(study.correction, axis.path)
         x = Axis(label, "log" if axis.log else "linear", (float(values[0]), float(values[-1])))
-        marked = (*_preset_rules(own, axis.path), *_target_rules(own, axis.path))
+        marked = [*_threshold_rules(own, axis.path)]
         for chart in (chart for chart in _CURVES if chart.key not in absent):
             marks = [
                 _curve(own, points, values, key, name, color, chart.y) for color, (key, name) in enumerate(chart.lines)
@@ -130,14 +125,11 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
     return Marks("line", name, x.tolist(), y.tolist(), low, high, color=color)
 
 
-def _preset_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
+def _threshold_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
+    """Yield a line at each preset, and at each threshold that meets a target if the correction has only one rule."""
     for mark in own.sweep.marks:
         if (mark.correction, mark.path) == (own.study.name, path):
-            yield ReferenceLine("x", mark.value, name_presets(mark, 1), style="limit")
-
-
-def _target_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
-    """Yield a line at each threshold that meets a target, if the correction has only one rule."""
+            yield ReferenceLine("x", mark.value, name_presets(mark.presets, 1), style="limit")
     correction = own.study.correction
     if (correction.weight is not None) + len(correction.gates) != 1:
         return
@@ -168,12 +160,12 @@ def front_figure(own: StudyRun) -> Figure | None:
     best, others = np.flatnonzero(known & pareto), np.flatnonzero(known & ~pareto)
     best = best[np.argsort(across[best], kind="stable")]
     named = set(best[np.linspace(0, len(best) - 1, min(_MAX_NAMED, len(best))).astype(int)].tolist())
-    labels = [_point_label(study.points[point]) if point in named else "" for point in best]
+    labels = [", ".join(map(_format_threshold, study.points[point])) if point in named else "" for point in best]
     presets: list[tuple[str, int]] = []
     for mark in own.sweep.marks if len(study.axes) == 1 and study.axes[0].is_numeric else ():
         if mark.correction == study.name:
             point = int(np.argmin([abs(float(value or 0) - mark.value) for value in study.axes[0].values]))
-            presets += [(shorten(name_presets(mark, 1), 30), point)] if known[point] else []
+            presets += [(shorten(name_presets(mark.presets, 1), 30), point)] if known[point] else []
 
     def dots(name: str, points: Any, **more: Any) -> Marks:
         return Marks("dots", name, across[points].tolist(), up[points].tolist(), **more)
@@ -192,5 +184,5 @@ def front_figure(own: StudyRun) -> Figure | None:
     return Figure(f"{own.stem}-front", title, caption, x, y, shown, size="wide")
 
 
-def _point_label(values: Sequence[Any]) -> str:
-    return ", ".join(f"{value:.3g}" if isinstance(value, float) else api.format_threshold(value) for value in values)
+def _format_threshold(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else api.format_threshold(value)

@@ -36,20 +36,17 @@ def _judge(found: Mapping[str, api.RunAdvice]) -> dict[str, RunStatus]:
 
 
 def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
-    head = runs_headline(
-        judged, f"0 of {len(judged)} runs need a fix or a correction", "advise", "a fix or a correction"
-    )
+    what = "a fix or a correction"
+    head = runs_headline(judged, f"0 of {len(judged)} runs need {what}", "advise", what)
     head.title = head.title.removeprefix(": ")  # tables in memory have no name
     return head
 
 
 def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
     if advice.fix_first is not None:
-        rows = [("do", first_sentence(advice.fix_first.advice))]
         failed = api.advice_status(advice) == "FAIL"
-        yield doc.Facts(
-            rows + [("else", f"if the bug is ruled out, use {own.title}") for own in advice.advice[:failed]]
-        )
+        others = (("else", f"if the bug is ruled out, use {own.title}") for own in advice.advice[:failed])
+        yield doc.Facts([("do", first_sentence(advice.fix_first.advice)), *others])
         if failed:
             return
     if not advice.advice:
@@ -114,7 +111,8 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
         return section.add(*notes)
 
     yours = (api.compare_with_yours(own, advice.advice[0]) for own in advice.yours)
-    reasons = (*yours, *_describe_others(advice), *_describe_outcomes(advice))
+    outcomes = (f"{own.name}: {own.outcome}" for own in (*advice.advice, *advice.yours) if own.outcome)
+    reasons = (*yours, *_describe_others(advice), *outcomes)
     section.add(_ranking_table(advice), *(doc.Note(f"{text}.") for text in reasons))
     section.add(doc.Figures([advice_figure(advice, f"{section.anchor}-front")]), *notes)
     for own in filter(None, (advice.advice[0], advice.runner_up)):
@@ -136,12 +134,6 @@ def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
     if behind is not None and first.mse:
         worse, best = (api.candidate_label(own.name) for own in (behind, first))
         yield f"{worse} has {behind.mse / first.mse:.3g} times the error of {best}: {behind.why}"
-
-
-def _describe_outcomes(advice: api.RunAdvice) -> Iterator[str]:
-    for own in (*advice.advice, *advice.yours):
-        if own.outcome:
-            yield f"{own.name}: {own.outcome}"
 
 
 def _ranking_table(advice: api.RunAdvice) -> doc.Table:
@@ -179,12 +171,10 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
         ("advised", advised, 0), ("yours", yours, 1),
     ):  # fmt: skip
         chosen = [own for own in places if own in group]
-        ends = [[max(places[own][side], axis[1]) for own in chosen] for side, axis in enumerate((x, y))]
+        across, up = ([max(places[own][side], axis[1]) for own in chosen] for side, axis in enumerate((x, y)))
         names = [shorten(own, MAX_NAME) for own in chosen] if color != MUTED else []
         if chosen:
-            marks.append(
-                Marks("dots", label, ends[0], ends[1], color=color, hollow=label == "candidates", labels=names)
-            )
+            marks.append(Marks("dots", label, across, up, color=color, hollow=label == "candidates", labels=names))
     first = advice.advice[0].name
     return Figure(
         name, f"{first} is advised, out of {len(errors)} candidates" if len(errors) > 1 else f"{first} is advised",

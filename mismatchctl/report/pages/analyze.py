@@ -120,15 +120,12 @@ def _next_command(run: RunResult, judged: RunStatus, paths: Sequence[str]) -> st
 
 def _size_facts(result: Result) -> list[str]:
     runs, provenance = result.runs.values(), result.provenance
-    metrics = [run.overall.metrics for run in runs]
-    sums = {
-        noun: sum(own.get(f"{noun}s", NOT_RECORDED).value or 0 for own in metrics) for noun in ("sequence", "token")
-    }
-    counts = [
-        *((int(count), noun) for noun, count in sums.items()),
-        (sum(len(run.groups.labels) for run in runs), "step"),
-        (len(provenance.inputs), "file"),
-    ]
+
+    def total(key: str) -> int:
+        return sum(int(run.overall.metrics.get(key, NOT_RECORDED).value or 0) for run in runs)
+
+    counts = [(total("sequences"), "sequence"), (total("tokens"), "token")]
+    counts += [(sum(len(run.groups.labels) for run in runs), "step"), (len(provenance.inputs), "file")]
     return [*(format_count(*each) for each in counts), *summary.left_out_facts(provenance.left_out)]
 
 
@@ -351,9 +348,8 @@ class _PageBuilder:
             titles = [figure.title for figure in found["distributions"]]
             titles = [title for title in titles if title[0].isdigit() or "x the mean" in title]
             notes.append("every log ratio is 0" if _k3(run).value == 0 else "; ".join(titles[:2]) or "evenly spread")
-        return self.details(
-            "Location of the mismatch", "where", lambda index, _: [self.draw(index, "distributions")], notes=notes
-        )
+        return self.details("Location of the mismatch", "where", lambda at, _: [self.draw(at, "distributions")],
+                            notes=notes)  # fmt: skip
 
     def causes(self) -> doc.Section:
         notes = [

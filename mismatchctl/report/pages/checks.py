@@ -54,12 +54,10 @@ def _file_card(alike: Sequence[FileCheck], *, whole: bool) -> Card:
 
 def _file_facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
     first = alike[0]
-    size, rows, sequences, tokens = (
-        sum(getattr(check, name) for check in alike) for name in ("size", "rows", "sequences", "tokens")
-    )
-    if size:
-        counts = [(rows, "row"), (sequences, "sound sequence"), (tokens, "valid token")]
-        yield "contains", ", ".join([format_bytes(size), *(format_count(*each) for each in counts)])
+    total = {key: sum(getattr(check, key) for check in alike) for key in ("size", "rows", "sequences", "tokens")}
+    if total["size"]:
+        counts = [(total["rows"], "row"), (total["sequences"], "sound sequence"), (total["tokens"], "valid token")]
+        yield "contains", ", ".join([format_bytes(total["size"]), *(format_count(*each) for each in counts)])
     yield "run", first.run
     if first.layout is not None:
         meaning = "one row per sequence" if first.layout == "wide" else "one row per token"
@@ -85,10 +83,8 @@ def _file_faults(check: FileCheck) -> Iterable[tuple[str, str]]:
     for name, why in check.ignored.items():
         yield "left out", f"{name}: {why}"
     for bad in check.bad:
-        yield (
-            "bad data",
-            f"{bad.reason} in {format_count(bad.sequences, 'sequence')}; first in row {bad.row}: {bad.problem}",
-        )
+        many = format_count(bad.sequences, "sequence")
+        yield "bad data", f"{bad.reason} in {many}; first in row {bad.row}: {bad.problem}"
 
 
 def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True, following: str = "") -> Document:
@@ -98,9 +94,7 @@ def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = 
         counted[-1] += " (-v prints them)"
     status = "FAIL" if counts["error"] else "CHECK" if counts["warning"] or counts["unknown"] else "OK"
     doc = Document(Headline(f"{title}: {', '.join(counted) or 'no findings'}", subtitle="lint", status=status))
-    shown = sorted(
-        (finding for finding in findings if notes or finding.level != "info"), key=lambda one: LEVELS.index(one.level)
-    )
+    shown = [one for level in LEVELS for one in findings if one.level == level and (notes or level != "info")]
     left = 0 if notes else len(shown) - MAX_LINT_FINDINGS
     section = Section("", "traps")
     for finding in shown[:MAX_LINT_FINDINGS] if left > 0 else shown:

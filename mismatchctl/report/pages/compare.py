@@ -53,14 +53,11 @@ def document(comparison: api.Comparison) -> doc.Document:
     overlaid = doc.Section("Distributions", "overlaid", folded=True, note="log ratios and K3 of all runs")
     made.add(overlaid.add(doc.Figures(_distribution_figures(comparison))))
     method = api.describe_method(comparison)
-    sides = doc.Section(
-        "Runs", "sides", lead=method, folded=True, note="size and mismatch of each run, and the method of the tests"
-    )
-    sides.add(_sides_table(comparison))
-    warnings = (doc.Note(text, "alarm") for text in comparison.warnings)
-    return made.add(
-        sides, doc.Section("", "method").add(doc.Note(method, "quiet", reach=doc.TERMINAL_AND_PAGE), *warnings)
-    )
+    sides = doc.Section("Runs", "sides", lead=method, folded=True).add(_sides_table(comparison))
+    sides.note = "size and mismatch of each run, and the method of the tests"
+    notes = [doc.Note(method, "quiet", reach=doc.TERMINAL_AND_PAGE)]
+    notes += (doc.Note(text, "alarm") for text in comparison.warnings)
+    return made.add(sides, doc.Section("", "method").add(*notes))
 
 
 def _severity(contrast: api.Contrast) -> tuple[int, float]:
@@ -169,9 +166,8 @@ def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index:
     every += [(f"Correction {name}", changes, "c") for name, changes in contrast.corrections.items()]
     note = f"{len(contrast.changes)} metrics, and the metrics of each correction"
     numbers = doc.Section("All numbers", f"{anchor}-all", folded=True, note=note)
-    return section.add(
-        numbers.add(*(_changes_table(title, list(c), c, scope, folded=True, reach=2) for title, c, scope in every))
-    )
+    shown = (_changes_table(title, list(c), c, scope, folded=True, reach=doc.PAGE_ONLY) for title, c, scope in every)
+    return section.add(numbers.add(*shown))
 
 
 def _changes_table(

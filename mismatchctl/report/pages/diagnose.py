@@ -225,16 +225,15 @@ def _format_tensor(tensor: Tensor) -> str:
 
 
 def sides_figure(groups: Sequence[SidesGroup], by: str, name: str) -> Figure | None:
-    errors = {"rollout": [own.rollout_rms for own in groups], "train": [own.train_rms for own in groups]}
-    if not all(value and value > 0 for values in errors.values() for value in values):
-        return None
     series = {
-        side: {own.label: (value, None, None) for own, value in zip(groups, values, strict=True)}
-        for side, values in errors.items()
+        "rollout": {own.label: (own.rollout_rms, None, None) for own in groups},
+        "train": {own.label: (own.train_rms, None, None) for own in groups},
     }
-    axis = "root mean square error (nats)"
+    if not all((error or 0) > 0 for errors in series.values() for error, *_ in errors.values()):
+        return None
+    axis = Axis("root mean square error (nats)", "log")
     caption = "The point further to the right is the side with the larger error."
-    return rows_figure(name, f"Error of each side by {by}", caption, Axis(axis, "log"), series)
+    return rows_figure(name, f"Error of each side by {by}", caption, axis, series)
 
 
 def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | None:

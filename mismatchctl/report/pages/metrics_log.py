@@ -102,14 +102,11 @@ def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple
 
 
 def _recording_section(framework: str) -> doc.Section:
-    where = (
-        f"for {framework}: docs/integrations/{framework}.md" if framework else "for your framework: docs/integrations/"
-    )
+    where = f"for {framework or 'your framework'}: docs/integrations/{framework and f'{framework}.md'}"
     text = (
         "A log shows that the mismatch changed, but not why. With a dump of a few steps, diagnose finds the cause, "
         "analyze and sweep show the data that each correction would reject, and gate compares the dump with a "
         f"baseline. Record a dump with these lines ({where}):"
     )
-    return doc.Section("Next step", "next").add(
-        doc.Note(text), doc.Code("record a dump", SNIPPET, reach=doc.EVERYWHERE)
-    )
+    snippet = doc.Code("record a dump", SNIPPET, reach=doc.EVERYWHERE)
+    return doc.Section("Next step", "next").add(doc.Note(text), snippet)

@@ -136,16 +136,11 @@ def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, An
 
 def _runs_table(sweep: api.Sweep) -> doc.Table:
     """Return the tokens that each run rejects at the usual threshold, or else at the strictest threshold."""
-
-    def cell(study: Study, point: int) -> Callable[[str], str]:
-        return lambda run: percent(
-            next(row["rejected_tokens"] for row in _rows(sweep, run, study) if row["point"] == point)
-        )
-
     columns = [doc.Column("drops at", kind="name")]
     for study in sweep.studies[:MAX_STUDIES]:
         point = _usual_point(study) or 0
-        columns.append(doc.Column(correction_label(study.correction_at(point)), cell(study, point), drop=0))
+        rejected = {run: percent(_rows(sweep, run, study)[point]["rejected_tokens"]) for run in sweep.runs}
+        columns.append(doc.Column(correction_label(study.correction_at(point)), rejected.__getitem__, drop=0))
     return doc.Table.of("", sweep.runs[:MAX_RUNS], columns, reach=doc.EVERYWHERE)
 
 
