@@ -44,16 +44,14 @@ def layers_figure(report: LayerReport, name: str) -> Figure | None:
 
 def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     figure = distributions_figure({"tokens": distribution}, name)
+    if figure is None:
+        return None
     edges, tokens, k3 = (np.array(getattr(distribution, key), np.float64) for key in ("edges", "tokens", "k3"))
-    if figure is None or not len(tokens):
-        return figure
     far = np.minimum(np.abs(edges[1:]), np.abs(edges[:-1])) >= _FAR
     share, of_k3 = (float(part[far].sum() / part.sum()) if part.sum() > 0 else 0.0 for part in (tokens, k3))
-    if share:
-        parts = (format_number(each, "fraction") for each in (share, of_k3))
-        title = "{} of tokens differ by more than 1 nat and have {} of K3".format(*parts)
-        return replace(figure, title=title)
-    return figure
+    parts = (format_number(each, "fraction") for each in (share, of_k3))
+    title = "{} of tokens differ by more than 1 nat and have {} of K3".format(*parts)
+    return replace(figure, title=title) if share else figure
 
 
 def distributions_figure(sides: Mapping[str, Distribution], name: str = "distribution") -> Figure | None:

@@ -103,22 +103,20 @@ def k3_figure(
     runs: Mapping[str, RunResult], name: str, attention: Sequence[bool] = (), *, bands: bool = True
 ) -> Figure | None:
     """Draw K3 over the steps with its onset. Only runs in `attention` (default: all) have a color."""
-    axes = {run: fig.StepAxis(found.groups.labels) for run, found in runs.items() if found.groups.labels}
     several = len(runs) > 1
     marks: list[Marks] = []
     rules: list[ReferenceLine] = []
     shown: list[fig.StepAxis] = []
-    for place, (run, steps) in enumerate((run, axes.get(run)) for run in runs):
+    for place, (run, found) in enumerate(runs.items()):
+        steps = fig.StepAxis(found.groups.labels)
         color = len({mark.color for mark in marks} - {fig.MUTED}) if not attention or attention[place] else fig.MUTED
         label, index = (shorten(run, 24), place) if several else ("K3", None)
         banded = bands and len(runs) <= 3
-        metrics = runs[run].groups.metrics
-        line = steps and fig.line_marks(metrics, "k3", label, steps, color, log=True, band=banded, run=index)
-        if steps is not None and line:
+        line = fig.line_marks(found.groups.metrics, "k3", label, steps, color, log=True, band=banded, run=index)
+        if line:
             marks.append(line)
             shown.append(steps)
-            growth = get_summary(runs[run]).growth
-            rules += _onset_rules(growth, steps, color, index) if color != fig.MUTED else ()
+            rules += _onset_rules(get_summary(found).growth, steps, color, index) if color != fig.MUTED else ()
     if max((len(steps.places) for steps in shown), default=0) < 2:
         return None
     if several and not all(steps.numeric for steps in shown):

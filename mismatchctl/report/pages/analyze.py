@@ -24,7 +24,7 @@ from mismatchctl.report.pages import run_tables
 from mismatchctl.report.pages.diagnose import finding_card, rival_text, sides_section
 from mismatchctl.results import summary
 from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RunResult, Value
-from mismatchctl.results.summary import HARMLESS_CAUSES, STATUSES, RunStatus, get_summary, percent
+from mismatchctl.results.summary import HARMLESS_CAUSES, RunStatus, get_summary, percent
 
 if TYPE_CHECKING:
     from mismatchctl.api.sweep.result import Sweep
@@ -53,7 +53,7 @@ def analyze_screen(
     `asked` is false if the corrections are the default corrections. `following` is the next command, by default a
     command that reads the dump in `paths`. `report` is the file of the report, or the option that writes it.
     """
-    judged = {name: summary.run_status(run) for name, run in result.runs.items()}
+    judged = _judge(result)
     screen = doc.Document(tables.runs_headline(judged, calm_title(judged)))
     if len(judged) > 1:
         notes = [] if page is not None else tables.cut_notes(_data_notes(result))
@@ -66,7 +66,7 @@ def analyze_screen(
     if page is not None:
         screen.sections += [part for part in page.sections if part.anchor not in ("answer", "runs")]
     more = [("Details", "-v")] if page is None and report.startswith("--") else []
-    first = _order_runs(result, judged)[0]
+    first = next(iter(judged))
     files = [file.path for file in result.provenance.inputs if file.run == first]
     own = files if len(paths) > 1 and len(files) == 1 and files[0] in paths else paths
     following = following or _next_command(result.runs[first], judged[first], own)
@@ -101,11 +101,12 @@ def calm_title(judged: Mapping[str, RunStatus]) -> str:
     return f"all {len(judged)} runs are healthy; no correction needed"
 
 
-def _order_runs(result: Result, judged: Mapping[str, RunStatus]) -> list[str]:
-    """Return the names of the runs, sorted by severity and then by K3, the worst run first."""
-    k3 = {name: _k3(result.runs[name]).value for name in judged}
-    order = sorted(judged, key=lambda name: -math.inf if (value := k3[name]) is None else -value)
-    return tables.by_severity({name: judged[name] for name in order})
+def _judge(result: Result) -> dict[str, RunStatus]:
+    """Judge the runs, sorted by severity and then by K3, the worst run first."""
+    k3 = {name: _k3(run).value for name, run in result.runs.items()}
+    order = sorted(k3, key=lambda name: -math.inf if (value := k3[name]) is None else -value)
+    judged = {name: summary.run_status(result.runs[name]) for name in order}
+    return {name: judged[name] for name in tables.by_severity(judged)}
 
 
 def _k3(run: RunResult) -> Value:
@@ -130,14 +131,11 @@ def _size_facts(result: Result) -> list[str]:
 
 
 def _runs_section(result: Result, judged: Mapping[str, RunStatus]) -> doc.Section:
-    steps = any(len(run.groups.labels) > 1 for run in result.runs.values())
     k3 = doc.Column("K3", lambda name: _k3(result.runs[name]).value, drop=0)
-    by_step = doc.Column(
-        "K3 by step", lambda name: doc.TableCell(series=result.runs[name].groups.series("k3").value), "line",
-        2 if steps else None,
-    )  # fmt: skip
-    ordered = {name: judged[name] for name in _order_runs(result, judged)}
-    return doc.Section("", "runs").add(*tables.runs_table(ordered, "answer", k3, by_step))
+    series = {name: run.groups.series("k3").value for name, run in result.runs.items()}
+    drop = 2 if any(len(over) > 1 for over in series.values()) else None
+    by_step = doc.Column("K3 by step", lambda name: doc.TableCell(series=series[name]), "line", drop)
+    return doc.Section("", "runs").add(*tables.runs_table(judged, "answer", k3, by_step))
 
 
 def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:
@@ -259,7 +257,7 @@ class _PageBuilder:
 
     def __init__(self, result: Result, sweeps: Sequence[Sweep]) -> None:
         self.result, self.runs, self.sweeps = result, result.runs, sweeps
-        self.judged = {name: summary.run_status(run) for name, run in result.runs.items()}
+        self.judged = _judge(result)
         self.several, self.detailed = len(result.runs) > 1, len(result.runs) <= MAX_DETAILED_RUNS
         self.brief = len(result.runs) >= BRIEF_RUN_COUNT
 
@@ -275,15 +273,15 @@ class _PageBuilder:
     def answer(self) -> doc.Section:
         section, shown = doc.Section("", "answer"), 0
         if self.several:
-            cards = [self._card(name) for name in _order_runs(self.result, self.judged)]
+            cards = [*map(self._card, self.judged)]
             alike = sum(card.status == cards[0].status != "OK" for card in cards) or MAX_RUN_CARDS
             shown = len(cards) if len(cards) <= MAX_RUN_CARDS else min(alike, MAX_RUN_CARDS)
             section.add(doc.RunCards(cards, shown))
         else:
             section.add(self._answers(next(iter(self.runs))))
         height = 0 if not self.several else 330 if shown <= 3 else 280 if shown <= 5 else 240
-        worst = min((one.status for one in self.judged.values()), key=STATUSES.index)
-        attention = [one.status == worst for one in self.judged.values()] if worst != "OK" else ()
+        worst = next(iter(self.judged.values())).status
+        attention = [self.judged[name].status == worst for name in self.runs] if worst != "OK" else ()
         k3 = doc.Figures([charts.k3_figure(self.runs, "k3", attention)], runs=self.several, height=height)
         return section.add(k3)
 

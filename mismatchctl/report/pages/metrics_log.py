@@ -44,15 +44,12 @@ def _judge(run: LoggedRun) -> RunStatus:
     lead, growth = run.lead, run.lead.growth
     standing = _classify_level(run)[1]
     level = "" if standing is None else f"K3 is {RANGE_TEXTS[standing.range]}"
-    high = standing is not None and standing.range in ("moe", "above")
     lost = [one.name for one in run.mismatch if one.not_finite]
     if growth.verdict == "grew" and growth.factor is not None:
         status: Status = "FAIL" if growth.factor >= FAILING_GROWTH else "CHECK"
         return RunStatus(status, f"{lead.name} grew {format_number(growth.factor)}x since step {growth.onset}")
-    if standing is not None and standing.range == "above":
-        return RunStatus("FAIL", level)
-    if high:
-        return RunStatus("CHECK", level)
+    if standing is not None and standing.range in ("moe", "above"):
+        return RunStatus("FAIL" if standing.range == "above" else "CHECK", level)
     if lost:
         return RunStatus("CHECK", f"{lost[0]} is NaN or infinite in some steps")
     return RunStatus("OK", f"no growth; {level}" if level else f"{lead.name} did not grow")

@@ -95,8 +95,8 @@ def _token_numbers(row: SequenceRow, span: tuple[int, int]) -> dict[str, Any]:
         "run": escape_terminal(row.run),
         "total": row.batch.tokens,
         "position": row.position[part].tolist(),
-        "rollout": [_round_or_none(value) for value in row.batch.rollout[part].tolist()],
-        "train": [_round_or_none(value) for value in row.batch.train[part].tolist()],
+        "rollout": _round_numbers(row.batch.rollout[part]),
+        "train": _round_numbers(row.batch.train[part]),
     }
     if row.experts is not None:
         found["experts"] = row.experts[part].tolist()
@@ -105,8 +105,8 @@ def _token_numbers(row: SequenceRow, span: tuple[int, int]) -> dict[str, Any]:
     return found
 
 
-def _round_or_none(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+def _round_numbers(values: np.ndarray[Any, Any]) -> list[float | None]:
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _correction_data(applied: AppliedCorrection, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _correction_data(applied: AppliedCorrection, spans: Sequence[tuple[int, int]
         {
             "states": states[slice(*span)].tolist(),
             "kept": int((states != STATE_REJECTED).sum()),
-            "weights": [_round_or_none(float(value)) for value in weights[slice(*span)]],
+            "weights": _round_numbers(weights[slice(*span)]),
             "why": [sentences.setdefault(escape_terminal(text), len(sentences)) for text in reasons[slice(*span)]],
         }
         for states, weights, reasons, span in zip(applied.states, applied.weights, applied.reasons, spans, strict=True)
