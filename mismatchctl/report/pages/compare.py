@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mismatchctl.api.compare import comparison as api
@@ -154,10 +155,8 @@ def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index:
     )
     prefix = "" if alone else f"{form.file_stems([each.other for each in comparison.contrasts])[index]}-"
     stems = form.file_stems([found.quantity for found in contrast.decompositions])
-    figures = doc.Figures([
-        contributions_figure(found, f"{prefix}change_by_{stem}")
-        for stem, found in zip(stems, contrast.decompositions, strict=True)
-    ])  # fmt: skip
+    named = zip(stems, contrast.decompositions, strict=True)
+    figures = doc.Figures([contributions_figure(found, f"{prefix}change_by_{stem}") for stem, found in named])
     parts = doc.Section("Contributions to the change", f"{anchor}-parts", lead=lead, folded=True)
     parts.note = figures.figures[0].title if figures.figures else ""
     changed = api.k3_change(contrast).difference not in (None, 0)
@@ -197,8 +196,8 @@ def _changes_table(
         reason = "" if brief else changes[key].note
         return doc.TableCell(word, reason, kind="alarm" if word == "worse" and not brief else "")
 
-    def side(name: str) -> Callable[[str], doc.TableCell]:
-        return lambda key: value_cell(getattr(changes[key], name), find_metric(key, scope).unit, errors=not brief)
+    def side(name: str, key: str) -> doc.TableCell:
+        return value_cell(getattr(changes[key], name), find_metric(key, scope).unit, errors=not brief)
 
     details = [
         doc.Column("interval", interval, drop=1, description="95% interval for this metric alone"),
@@ -208,10 +207,8 @@ def _changes_table(
     columns = [
         doc.Column("metric", lambda key: doc.TableCell(
             find_metric(key, scope).title, anchor="" if brief else f"{scope}-{key}"), "name"),
-        doc.Column("reference", side("reference"), drop=0),
-        doc.Column("other", side("other"), drop=0),
-        doc.Column("change", size, drop=0),
-        *([] if brief else details),
+        *(doc.Column(name, partial(side, name), drop=0) for name in ("reference", "other")),
+        doc.Column("change", size, drop=0), *([] if brief else details),
         doc.Column("" if brief else "verdict", verdict, "text", 0),
     ]  # fmt: skip
     return doc.Table.of(caption, keys, columns, sortable=not brief, reach=reach, **more)
@@ -228,16 +225,13 @@ def _sides_table(comparison: api.Comparison) -> doc.Table:
 
 
 def _corrections_table(contrast: api.Contrast) -> doc.Table:
-    def pair(key: str) -> Callable[[tuple[str, Mapping[str, api.Change]]], str]:
-        def text(item: tuple[str, Mapping[str, api.Change]]) -> str:
-            change = item[1].get(key, api.UNMEASURED_CHANGE)
-            ends = (format_number(side.value, "fraction") for side in (change.reference, change.other))
-            return " → ".join(ends) + (" *" if change.significant else "") if key in item[1] else DASH
-
-        return text
+    def pair(key: str, item: tuple[str, Mapping[str, api.Change]]) -> str:
+        change = item[1].get(key, api.UNMEASURED_CHANGE)
+        ends = (format_number(side.value, "fraction") for side in (change.reference, change.other))
+        return " → ".join(ends) + (" *" if change.significant else "") if key in item[1] else DASH
 
     drops = {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}
-    columns = [doc.Column(SHORT_TITLES[key], pair(key), drop=drop) for key, drop in drops.items()]
+    columns = [doc.Column(SHORT_TITLES[key], partial(pair, key), drop=drop) for key, drop in drops.items()]
     names = doc.Column("correction", lambda item: item[0], "name")
     caption = "Corrections: first run → compared run (* marks a significant change)"
     return doc.Table.of(caption, api.active_corrections(contrast), [names, *columns], reach=doc.TERMINAL_AND_PAGE)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from mismatchctl.core.formatting import DASH, format_bytes, format_label, format_number
 from mismatchctl.corrections.labels import correction_label
@@ -103,11 +103,11 @@ def _values_table(
 ) -> doc.Table:  # fmt: skip
     """Return a table with a row per metric, a column per set of values, and further columns before the unit."""
 
-    def value(own: Mapping[str, model.Value]) -> Callable[[Metric], doc.TableCell]:
-        return lambda one: value_cell(own.get(one.key, absent), one.unit, errors=errors)
+    def value(own: Mapping[str, model.Value], one: Metric) -> doc.TableCell:
+        return value_cell(own.get(one.key, absent), one.unit, errors=errors)
 
     title = doc.Column("metric", lambda one: doc.TableCell(one.title, anchor=f"{scope}-{one.key}"), "name")
-    values = [doc.Column(name, value(own), drop=0) for name, own in columns.items()]
+    values = [doc.Column(name, partial(value, own), drop=0) for name, own in columns.items()]
     metrics = [find_metric(key, scope) for key in keys]
     return doc.Table.of(caption, metrics, [title, *values, *more, doc.Column("unit", "unit", "text", 1)])
 
@@ -139,12 +139,11 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table | None:
     steps, last = len(run.groups.labels), len(run.groups.labels) - 1
     chosen = sorted({round(index * last / (MAX_LOGGED_STEPS - 1)) for index in range(MAX_LOGGED_STEPS)})
 
-    def value(index: int) -> Callable[[Any], doc.TableCell]:
-        absent = "this step logs only NaN or infinite values"
-        return lambda row: value_cell(model.Value(value=row[2][index], status=absent), "")
+    def value(index: int, row: tuple[str, str, Sequence[float | None]]) -> doc.TableCell:
+        return value_cell(model.Value(value=row[2][index], status="this step logs only NaN or infinite values"), "")
 
     columns = [doc.Column("correction", lambda row: row[0], "name"), doc.Column("name", lambda row: row[1], "name")]
-    columns += [doc.Column(f"step {format_label(run.groups.labels[index])}", value(index)) for index in chosen]
+    columns += [doc.Column(f"step {format_label(run.groups.labels[index])}", partial(value, index)) for index in chosen]
     caption = f"The values that {framework} would have logged, computed with its own formulas."
     rows = [(name, *item) for name, names in run.logged.items() for item in names.items()]
     left_out = f"{len(chosen)} of {steps:,} steps; the JSON result contains all of them." if len(chosen) < steps else ""

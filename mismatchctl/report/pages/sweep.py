@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -112,13 +113,13 @@ def _threshold_table(study: Study, rows: Sequence[api.SweepRow], usual: int | No
     if all(not row["rejected_tokens"] for row in rows):
         metrics = metrics[1:]
 
-    def value(row: api.SweepRow) -> Callable[[Any], str]:
-        return lambda metric: str(metric[2](row[metric[1]]))
+    def value(row: Mapping[str, Any], metric: tuple[str, str, Callable[[float | None], str]]) -> str:
+        return metric[2](row[metric[1]])
 
     columns = [doc.Column(shared.strip() or study.name, lambda metric: f"  {metric[0]}", "name")]
     for label, row in zip(labels, chosen, strict=True):
         heading = f"{label[len(shared) :].strip()}{'*' if row['point'] == usual else ''}"
-        columns.append(doc.Column(heading, value(row), short=heading, drop=0))
+        columns.append(doc.Column(heading, partial(value, row), short=heading, drop=0))
     return doc.Table.of("", metrics, columns, compact=True, reach=doc.EVERYWHERE)
 
 
@@ -283,13 +284,10 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str) -> 
     points, sweep = own.study.points, own.sweep
     keys = {key: api.POINT_METRICS[key][1] for key, _ in api.distinguishing_metrics(own.rows)}
 
-    def threshold(place: int) -> Callable[[api.SweepRow], doc.TableCell]:
-        def cell(row: api.SweepRow) -> doc.TableCell:
-            value = points[row["point"]][place]
-            key = f"{value:.6g}" if isinstance(value, float) else ""
-            return doc.TableCell(api.format_threshold(value), sort_key=key)
-
-        return cell
+    def threshold(place: int, row: api.SweepRow) -> doc.TableCell:
+        value = points[row["point"]][place]
+        key = f"{value:.6g}" if isinstance(value, float) else ""
+        return doc.TableCell(api.format_threshold(value), sort_key=key)
 
     def values(row: api.SweepRow) -> dict[str, Value]:
         reasons = {key: sweep.reason(row, key) for key in keys}
@@ -300,9 +298,8 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str) -> 
 
     columns = []
     for place, axis in enumerate(own.study.axes):
-        label = axis_label(own.study.correction, axis.path)
-        short = label.removeprefix("bound ")
-        columns.append(doc.Column(label, threshold(place), "number" if place else "name", 0, short=short))
+        label, kind = axis_label(own.study.correction, axis.path), "number" if place else "name"
+        columns.append(doc.Column(label, partial(threshold, place), kind, 0, short=label.removeprefix("bound ")))
     columns += metric_columns(keys, values, "c")
     table = doc.Table.of(caption, rows, columns, sortable=True)
     if len(points) > len(rows) == MAX_ROWS:
