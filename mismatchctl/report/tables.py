@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_heavy_tail, format_label
+from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_heavy_tail
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.metrics.registry import COST_METRICS, MISMATCH_METRICS, correction_metrics
 from mismatchctl.report.document import EVERYWHERE, Column, Headline, Note, Table, TableCell
-from mismatchctl.results.model import NOT_RECORDED, Groups, Value
+from mismatchctl.results.model import Value
 from mismatchctl.results.summary import STATUSES, RunStatus
 
 SHORT_TITLES = {
@@ -97,16 +97,16 @@ def find_metric(key: str, scope: str = "m") -> Metric:
 
 
 def metric_columns(
-    keys: Iterable[str] | Mapping[str, int | None], of: Callable[[Any], Mapping[str, Value]],
+    keys: Iterable[str] | Mapping[str, int | None], value: Callable[[Any, str], Value],
     scope: str = "m", titles: Mapping[str, str] | None = None, *, errors: bool = True,
 ) -> list[Column]:  # fmt: skip
-    """Return a column per metric with its `Column.drop`. `of` returns the values of an item."""
+    """Return a column per metric with its `Column.drop`. `value` returns a metric of an item."""
 
     def column(key: str) -> Column:
         metric, text = find_metric(key, scope), (titles or {}).get(key, "")
         return Column(
             text or metric.title,
-            lambda item: value_cell(of(item).get(key, NOT_RECORDED), metric.unit, errors=errors),
+            lambda item: value_cell(value(item, key), metric.unit, errors=errors),
             drop=keys[key] if isinstance(keys, Mapping) else None,
             unit="" if metric.unit in ("-", metric.title, "fraction") else metric.unit,
             description=f"{metric.definition}. {metric.meaning}", anchor=f"{scope}-{key}",
@@ -114,18 +114,3 @@ def metric_columns(
         )  # fmt: skip
 
     return [column(key) for key in keys]
-
-
-def series_column(
-    groups: Groups, key: str, correction: str | None = None, *, drop: int | None = None, text: str = ""
-) -> Column:
-    series, scope = groups.series(key, correction), "m" if correction is None else "c"
-    return metric_columns({key: drop}, lambda index: {key: series.value_at(index)}, scope, {key: text})[0]
-
-
-def group_table(caption: str, first: str, groups: Groups, columns: Sequence[Column]) -> Table:
-    names = Column(first, lambda index: format_label(groups.labels[index]), "name")
-    table = Table.of(caption, range(min(len(groups.labels), MAX_ROWS)), [names, *columns], sortable=True)
-    if len(groups.labels) > MAX_ROWS:
-        table.left_out = f"The first {MAX_ROWS} of {len(groups.labels):,} rows; the JSON result contains all of them."
-    return table

@@ -41,7 +41,7 @@ _TRAILING_BLANKS = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 
 
 def _lines_with_names(gap: int = 2, **names: Any) -> Grid:
-    """Return a grid with a column of names and a column of texts that wrap."""
+    """Return a grid with a column of names and a column that wraps."""
     grid = Grid.grid(padding=(0, gap, 0, 0))
     grid.add_column(**names)
     grid.add_column(overflow="fold")

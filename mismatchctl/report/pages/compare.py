@@ -14,7 +14,7 @@ from mismatchctl.report import tables
 from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, change_axis, interval_of, rows_figure
 from mismatchctl.report.tables import SHORT_TITLES, find_metric, metric_columns, value_cell
-from mismatchctl.results.model import Value
+from mismatchctl.results.model import NOT_RECORDED, Value
 from mismatchctl.results.summary import STATUSES, RunStatus
 
 MAX_DETAILED_CONTRASTS = 3
@@ -218,7 +218,8 @@ def _sides_table(comparison: api.Comparison) -> doc.Table:
     keys = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ess_sequence")
     columns = [
         doc.Column("run", "name", "name"), doc.Column("from", "source", "path"),
-        doc.Column("what it is", "kind", "text"), *metric_columns(keys, lambda side: side.metrics),
+        doc.Column("what it is", "kind", "text"),
+        *metric_columns(keys, lambda side, key: side.metrics.get(key, NOT_RECORDED)),
         doc.Column("K3 over the steps", lambda side: side.growth.brief, "text"),
     ]  # fmt: skip
     return doc.Table.of("Runs. The first is the reference.", comparison.sides, columns)

@@ -13,7 +13,7 @@ from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.report import document as doc
-from mismatchctl.report.tables import SHORT_TITLES, find_metric, group_table, metric_columns, series_column, value_cell
+from mismatchctl.report.tables import MAX_ROWS, SHORT_TITLES, find_metric, metric_columns, value_cell
 from mismatchctl.results import model
 from mismatchctl.results.summary import names_not_compared
 
@@ -83,18 +83,37 @@ def by_column_tables(corrections: Sequence[Correction], run: model.RunResult, na
     tables, gated = [], [correction.name for correction in corrections if correction.gates]
     for column, groups in run.by.items():
         keys = {key: drop for key, drop in BREAKDOWN_KEYS.items() if key in groups.metrics}
-        columns = [series_column(groups, key, drop=drop) for key, drop in keys.items()]
-        for rule in (rule for rule in gated if rule in groups.corrections):
-            columns.append(series_column(groups, "rejected_tokens", rule, text=f"rejected by {rule}"))
-        table = group_table(f"By {column}", column, groups, columns)
+        table = _group_table(
+            f"By {column}", column, groups, keys, [rule for rule in gated if rule in groups.corrections]
+        )
         table.title, table.reach, table.max_rows = f"{table.caption}{name}", doc.TERMINAL_AND_PAGE, MAX_GROUPS
         tables.append(table)
     return tables
 
 
 def step_table(run: model.RunResult) -> doc.Table | None:
-    own = [series_column(run.groups, key) for key in STEP_KEYS if key in run.groups.metrics]
-    return group_table("The mismatch by step", "step", run.groups, own) if len(run.groups.labels) > 1 else None
+    keys = [key for key in STEP_KEYS if key in run.groups.metrics]
+    return _group_table("The mismatch by step", "step", run.groups, keys) if len(run.groups.labels) > 1 else None
+
+
+def _group_table(
+    caption: str, first: str, groups: model.Groups, keys: Iterable[str] | Mapping[str, int | None],
+    rules: Sequence[str] = (),
+) -> doc.Table:  # fmt: skip
+    """Return metrics with a row per group, and the tokens that each rule rejects."""
+
+    def value(rule: str | None, index: int, key: str) -> model.Value:
+        return groups.series(key, rule).value_at(index)
+
+    names = doc.Column(first, lambda index: format_label(groups.labels[index]), "name")
+    columns = [names, *metric_columns(keys, partial(value, None))]
+    for rule in rules:
+        title = {"rejected_tokens": f"rejected by {rule}"}
+        columns += metric_columns(title.keys(), partial(value, rule), "c", title)
+    table = doc.Table.of(caption, range(min(len(groups.labels), MAX_ROWS)), columns, sortable=True)
+    if len(groups.labels) > MAX_ROWS:
+        table.left_out = f"The first {MAX_ROWS} of {len(groups.labels):,} rows; the JSON result contains all of them."
+    return table
 
 
 def _values_table(
@@ -202,7 +221,7 @@ def comparison_of_corrections(result: model.Result) -> doc.Table:
 
     def shown(drops: Mapping[str, int]) -> list[doc.Column]:
         texts = {key: SHORT_TITLES[key] for key in drops}
-        return metric_columns(drops, lambda row: row[3], "c", texts, errors=False)
+        return metric_columns(drops, lambda row, key: row[3].get(key, model.NOT_RECORDED), "c", texts, errors=False)
 
     columns = [
         *([doc.Column("run", lambda row: row[1], "name")] if several else []),

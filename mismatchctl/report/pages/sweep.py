@@ -289,18 +289,15 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str) -> 
         key = f"{value:.6g}" if isinstance(value, float) else ""
         return doc.TableCell(api.format_threshold(value), sort_key=key)
 
-    def values(row: api.SweepRow) -> dict[str, Value]:
-        reasons = {key: sweep.reason(row, key) for key in keys}
-        return {
-            key: Value(value=row[key] if reason == "ok" else None, se=row.get(f"{key}_se"), status=reason)
-            for key, reason in reasons.items()
-        }
+    def value(row: api.SweepRow, key: str) -> Value:
+        reason = sweep.reason(row, key)
+        return Value(value=row[key] if reason == "ok" else None, se=row.get(f"{key}_se"), status=reason)
 
     columns = []
     for place, axis in enumerate(own.study.axes):
         label, kind = axis_label(own.study.correction, axis.path), "number" if place else "name"
         columns.append(doc.Column(label, partial(threshold, place), kind, 0, short=label.removeprefix("bound ")))
-    columns += metric_columns(keys, values, "c")
+    columns += metric_columns(keys, value, "c")
     table = doc.Table.of(caption, rows, columns, sortable=True)
     if len(points) > len(rows) == MAX_ROWS:
         table.left_out = f"The first {MAX_ROWS} of {len(points):,} points; -o writes all of them."
