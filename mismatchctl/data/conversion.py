@@ -148,7 +148,10 @@ def _index_rows(columns: Sequence[Sequence[Any]], path: Path, remedy: str) -> di
     for row, key in enumerate(_list_keys(columns)):
         if found.setdefault(key, row) != row:
             raise DataError(
-                f"{_named([key])} is in rows {found[key]} and {row}", file=str(path), row=row, remedy=remedy
+                f"rows {found[key]} and {row} have the same identifier, {_named([key])}",
+                file=str(path),
+                row=row,
+                remedy=remedy,
             )
     return found
 

@@ -1,4 +1,4 @@
-"""The state of a diagnosis: the sampled tokens of a run, their statistics, and the tokens that causes explain."""
+"""The state of a diagnosis: a sample of the tokens of a run, its statistics, and the explained tokens."""
 
 from __future__ import annotations
 

@@ -382,7 +382,7 @@ class PlainFramework(Framework):
                 found += check_bounds(made, "", lambda gate: "", self.title)
         except ConfigError as error:
             if not any(one.level == "error" for one in found):
-                return [LintMessage("error", "", str(error), "correct it", self.title)]
+                return [LintMessage("error", "", str(error), "correct the configuration", self.title)]
         return found
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:

@@ -551,8 +551,8 @@ class RunResult(TextView, FiniteModel):
         """Draw one figure of the report with matplotlib.
 
         Args:
-            name: `k3`, `distribution`, `joint`, `k3_by_position`, `rejected`, `ess-after`, ... The error for an unknown
-                name lists all. Example: `run.plot("k3_by_position")`.
+            name: `k3`, `distribution`, `joint`, `k3_by_position`, `corrections`, `over-rejected_tokens`, ... The
+                error for an unknown name lists all names. Example: `run.plot("k3_by_position")`.
 
         Raises:
             ConfigError: There is no such figure.

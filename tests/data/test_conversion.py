@@ -249,7 +249,8 @@ def test_columns_are_joined_by_id(tmp_path: Path) -> None:
     assert "sequence_id 0 is not in" in done.stderr
     pq.write_table(pa.concat_tables([table, table]), tmp_path / "twice.parquet")
     done = run("convert", source, tmp_path / "out2.parquet", "--join", tmp_path / "twice.parquet", code=4)
-    assert "is in rows 0 and 8; remove the copies; rows are matched by sequence_id" in done.stderr
+    assert "rows 0 and 8 have the same identifier, " in done.stderr
+    assert "; remove the copies; rows are matched by sequence_id" in done.stderr
     assert not (tmp_path / "out2.parquet").exists()
 
 

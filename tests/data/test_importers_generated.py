@@ -129,7 +129,7 @@ BAD_VALUES: dict[str, tuple[Any, str]] = {
     "one number": (-1.0, "expected a list with one number per token"),
     "short": ([-1.0, -2.0], "lists differ in length"),
     "long": ([-1.0, -2.0, -3.0, -4.0], "lists differ in length"),
-    "nothing": (None, "the file does not contain this value"),
+    "nothing": (None, "the file does not contain this column"),
     "an object": ({"data": 1}, "contains a value that is not a number"),
 }
 

@@ -279,7 +279,7 @@ LINES: dict[str, tuple[str, str]] = {
     "cut off": ('{"loss_mask": [1, 0', "row 1: not valid JSON"),
     "nested deeply": ("[" * 100_000, "row 1: not valid JSON: nested too deeply"),
     "a digit too many": ('{"step": ' + "1" * 5000 + "}", "row 1: not valid JSON"),
-    "another object": ('{"a": 1}', "row 1, column inference_logprobs: the file does not contain this value"),
+    "another object": ('{"a": 1}', "row 1, column inference_logprobs: the file does not contain this column"),
     "no object": ("3", "row 1: the line is not a JSON object"),
     "a step beyond int64": (
         json.dumps(GOOD | {"step": 10**30}),
@@ -295,7 +295,7 @@ LINES: dict[str, tuple[str, str]] = {
     ),
     "no mask": (
         json.dumps(GOOD | {"loss_mask": None}),
-        "row 1, column loss_mask: the file does not contain this value",
+        "row 1, column loss_mask: the file does not contain this column",
     ),
     "a short mask": (json.dumps(GOOD | {"loss_mask": [True]}), "row 1, column loss_mask: lists differ in length"),
     "a later version": (

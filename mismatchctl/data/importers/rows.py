@@ -257,7 +257,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
         except (ArithmeticError, TypeError, ValueError) as error:
             raise refuse(f"contains a value that is not a number: {error}", name) from error
         if row[name] is None and name in NEEDED_COLUMNS:
-            raise refuse("the file does not contain this value", name, f"{layout.framework} needs it for {name}")
+            raise refuse("the file does not contain this column", name, f"{layout.framework} needs it for {name}")
     per_token = (*TOKEN_COLUMNS, *layout.token_versions)
     given = {name: row[name] for name in per_token if row.get(name) is not None and row[name].ndim}
     for name in given.keys() & layout.next_token:

@@ -300,7 +300,7 @@ def _read_rows(file: File) -> Iterator[Row]:
     wanted = {*LAYOUT.columns.values(), "sequences", "attention_mask"}
     columns = {name: _read_tensor(file, name, value) for name, value in state["batch_dict"].items() if name in wanted}
     if columns.get("loss_mask") is None:
-        raise DataError("the file does not contain this value", file=str(file.path), column="loss_mask")
+        raise DataError("the file does not contain this column", file=str(file.path), column="loss_mask")
     rows, width = columns["loss_mask"].shape
     metadata = state.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}

@@ -242,7 +242,7 @@ def _preset_points(run: RunResult) -> list[_Point]:
 
 
 def name_presets(names: Sequence[str], most: int) -> str:
-    return ", ".join(names[:most]) + (f" +{len(names) - most}" if len(names) > most else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _pareto_front(points: Iterable[_Point]) -> list[_Point]:

@@ -99,7 +99,7 @@ def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = 
     section = Section("", "traps")
     for finding in shown[:MAX_LINT_FINDINGS] if left > 0 else shown:
         lines = [(name, getattr(finding, name)) for name in ("consequence", "fix", "source")]
-        section.add(Card(finding.level, finding.level, finding.place or "the whole", lines=lines))
+        section.add(Card(finding.level, finding.level, finding.place or "the configuration", lines=lines))
     section.add(Note(f"{format_count(left, 'more finding')}: -v") if left > 0 else None)
     doc.commands = [*([] if notes else [("Details", "-v")]), *([("Next", following)] if following else [])]
     return doc.add(section)

@@ -172,12 +172,14 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table | None:
 def run_log_section(run: model.RunResult, name: str, anchor: str, provenance: model.Provenance) -> doc.Section:
     section, log = doc.Section("The run's log", f"{anchor}-log", folded=True), provenance.log
     for correction, found in run.against.items():
-        title = f"{log} against {provenance.framework} on {name}, correction {correction}"
+        title = f"{log}, compared with metrics of {provenance.framework} computed from {name} with {correction}"
         section.add(*_agreement_parts(title, found))
     metrics_log = run.against_metrics or model.MetricLogComparison()
     if metrics_log.names:
         labeled = {f"{logged} ({metrics_log.metrics[logged]})": found for logged, found in metrics_log.names.items()}
-        section.add(*_agreement_parts(f"{log} against the metrics of {name}", model.LogComparison(names=labeled)))
+        section.add(
+            *_agreement_parts(f"{log}, compared with the metrics of {name}", model.LogComparison(names=labeled))
+        )
     if others := names_not_compared(run):
         section.add(doc.Note(f"in the log, but not compared: {', '.join(others)}", reach=doc.TERMINAL_AND_PAGE))
     section.add(doc.Note(run.order, reach=doc.EVERYWHERE) if run.order else None)
