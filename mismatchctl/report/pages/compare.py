@@ -97,7 +97,7 @@ def _answer_rows(comparison: api.Comparison) -> list[tuple[str, str]]:
 
 def _screen_metrics(comparison: api.Comparison) -> Iterator[doc.DocumentPart]:
     (contrast,) = comparison.contrasts
-    keys = api.list_changed_metrics(contrast)
+    keys = sorted(api.list_changed_metrics(contrast), key=lambda key: contrast.changes[key].better is not False)
     if keys:
         yield _changes_table("", keys[:MAX_SCREEN_METRICS], contrast.changes, brief=True)
     if len(keys) > MAX_SCREEN_METRICS:
