@@ -40,7 +40,7 @@ class UnitRows(Protocol):
 
 @dataclass
 class EvidenceCollector:
-    """Collects the evidence by run, in input order.
+    """Collects the evidence of each run while its batches are read. Runs keep the order of the input.
 
     `by` has the columns that may identify a worker, `tokens` the approximate tokens per run, `size` the sampled tokens
     per run.

@@ -25,7 +25,7 @@ else:
 
 
 class TextError(ValueError):
-    """A syntax error in one sentence, with line and column if they are known."""
+    """A syntax error, described by one sentence, with its line and column in the file if they are known."""
 
     def __init__(self, problem: str, line: int | None = None, column: int | None = None) -> None:
         place = "" if line is None else f"line {line}, column {column}: "

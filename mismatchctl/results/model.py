@@ -503,11 +503,11 @@ class RunResult(TextView, FiniteModel):
 
     `story` is the summary that terminal, report and notebook show. It is null in a Result that was built by hand.
 
-    `logged` contains the metrics that a framework would have logged: by correction and name, one value per group. `log`
-    contains the values of the run's own log (`--against`), `order` describes which series changed first, `lags` is the
-    lag of K3 after each logged series, and `against` compares the log with `logged` by correction. `against_metrics`
-    compares series of the log that correspond to a metric but are not in `logged`. `fresh_batches` has a prediction per
-    correction. `presets` has a point per preset, if a page was written.
+    `logged` contains the metrics that a framework would have logged: by correction and name, one value per step (or per
+    value of `--by`). `log` contains the values of the run's own log (`--against`), `order` describes which series
+    changed first, `lags` is the lag of K3 after each logged series, and `against` compares the log with `logged` by
+    correction. `against_metrics` compares series of the log that correspond to a metric but are not in `logged`.
+    `fresh_batches` has a prediction per correction. `presets` has a point per preset, if a page was written.
     """
 
     overall: OverallMetrics

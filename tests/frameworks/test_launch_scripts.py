@@ -342,7 +342,7 @@ def test_an_empty_config_choice_has_no_effect(none: str, tmp_path: Path) -> None
 def test_options_removed_in_later_versions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rl.toml").write_text('[trainer.loss]\ntype = "ipo"\nipo_threshold = 0.1\n')
     assert read_native(tmp_path / "rl.toml")[0].title == "prime-rl@2026-08"
-    with pytest.raises(ConfigError, match=r"ipo_threshold; use type ipo with eps"):
+    with pytest.raises(ConfigError, match=r"ipo_threshold; use `type: ipo` with `eps`"):
         read_native(tmp_path / "rl.toml", "prime-rl@2026-10")
 
 

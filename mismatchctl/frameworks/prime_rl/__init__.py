@@ -60,8 +60,8 @@ class PrimeRl(PlainFramework):
         given = {key: inner[key] for _, inner in self.levels(native) for key in inner}
         if self.later and (_REMOVED_KEYS & set(given) or given.get("type") == "default"):
             raise ConfigError(
-                f"{self.title} does not support type default and "
-                f"{', '.join(sorted(_REMOVED_KEYS))}; use type ipo with eps"
+                f"{self.title} does not support `type: default` and the keys {', '.join(sorted(_REMOVED_KEYS))}; "
+                "use `type: ipo` with `eps`"
             )
         return super().read(native)
 
