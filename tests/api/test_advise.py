@@ -128,11 +128,6 @@ def test_your_correction_is_compared_with_the_advice(tmp_path: Path) -> None:
     assert found["front"]["yours: verl"][2] == yours["rejected_tokens"]
     for own in (*found["advice"], yours):
         assert own["mse"] == pytest.approx(max(own["bias2"], 0.0) + own["variance"])
-    linted = command.run("lint", config, dump, "--json")
-    reported = [
-        each for each in json.loads(linted.stdout)["findings"] if "times the gradient error" in each["consequence"]
-    ]
-    assert [each["level"] for each in reported] == ["advice"] and "rollout_is" in reported[0]["fix"]
 
 
 @pytest.mark.slow

@@ -596,7 +596,7 @@ def test_results_have_the_documented_attributes(tmp_path: Path) -> None:
     assert set(frame["correction"].drop_nulls()) == {"token_tis", "mine"}
     assert frame.filter((pl.col("metric") == "k3") & pl.col("correction").is_null())["value"][0] == run.k3.value
     assert str(run).startswith("how bad: K3 0.00417") and "<pre>how bad: " in run._repr_html_()
-    for name in ("k3_by_position", "distribution", "steps"):
+    for name in ("k3_by_position", "distribution", "k3"):
         run.plot(name).savefig(tmp_path / f"{name}.png")
     with pytest.raises(ConfigError, match="k3_by_position"):
         run.plot("k3_by_positio")

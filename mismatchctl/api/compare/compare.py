@@ -389,9 +389,10 @@ def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Flo
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
     k3_after = np.where(has_after, other.k3, k3_before)
-    means = [(share * k3).sum(axis=-1, keepdims=True) for share, k3 in ((before, k3_before), (after, k3_after))]
-    mix = (after - before) * ((k3_before + k3_after) / 2 - (means[0] + means[1]) / 2)
-    level = (before + after) / 2 * (k3_after - k3_before)
+    with np.errstate(invalid="ignore", over="ignore"):  # K3 of extreme log-probs is infinite
+        means = [(share * k3).sum(axis=-1, keepdims=True) for share, k3 in ((before, k3_before), (after, k3_after))]
+        mix = (after - before) * ((k3_before + k3_after) / 2 - (means[0] + means[1]) / 2)
+        level = (before + after) / 2 * (k3_after - k3_before)
     return mix, level
 
 
@@ -437,7 +438,8 @@ def _resample_contributions(samples: Sequence[Mapping[int, ClusterSample]], coun
     for (side, part, _), values in zip(places, found, strict=True):
         drawn[:, side, :, part] = values
     mix, level = contributions(*(PartMeans(tokens, k3, np.empty(0)) for tokens, k3 in drawn.swapaxes(0, 1)))
-    se: Float64s = np.std(mix + level, axis=0, ddof=1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        se: Float64s = np.std(mix + level, axis=0, ddof=1)
     return se
 
 
