@@ -17,9 +17,10 @@ from rich.text import Text
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.report import document as doc
 
-_ASCII_REPLACEMENTS = str.maketrans(
-    {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down", "⟨": "<", "⟩": ">"}
-)
+_ASCII_REPLACEMENTS = str.maketrans({
+    "±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down", "≤": "<=", "≥": ">=",
+    "⟨": "<", "⟩": ">",
+})  # fmt: skip
 _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 24, 48
