@@ -308,7 +308,7 @@ def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
         examples = " and ".join(
             f"{side.name} has {_named(list(found)[:2])}" for side, found in zip(sides, places, strict=True)
         )
-        raise DataError(f"no {', '.join(keys)} occurs in both files: {examples}", file=str(rollout))
+        raise DataError(f"all values of {', '.join(keys)} differ between the two files: {examples}", file=str(rollout))
     notes = []
     for here, there in ((0, 1), (1, 0)):
         if alone := [key for key in places[here] if key not in places[there]]:

@@ -504,7 +504,7 @@ def _row_group_rows(table: pa.Table) -> int:
 
 
 _STALE_SECONDS = 24 * 3600
-"""Age after which a temporary file counts as the file of a killed process."""
+"""Temporary files of this age belong to killed processes."""
 
 
 def claim_name(temporary: Path, final: Path) -> bool:

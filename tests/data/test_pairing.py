@@ -127,7 +127,11 @@ def test_different_lengths_are_reported_by_the_reader(tmp_path: Path) -> None:
     [
         ({"on": ["nope"]}, ConfigError, "missing column nope"),
         ({"trainer": [{"id": "s0", "train_log_probs": [-1.0]}] * 2}, DataError, "rows 0 and 1 have the same"),
-        ({"trainer": [{"id": "x", "train_log_probs": [-1.0]}]}, DataError, "no id occurs in both files"),
+        (
+            {"trainer": [{"id": "x", "train_log_probs": [-1.0]}]},
+            DataError,
+            "all values of id differ between the two files",
+        ),
         ({"trainer": [{"id": "s0", "reward": 1.0}]}, DataError, "missing column train_log_probs"),
         ({"trainer": [{"id": None, "train_log_probs": [-1.0]}]}, DataError, "a row has no id"),
         ({"trainer": [{"name": "s0", "train_log_probs": [-1.0]}]}, ConfigError, "missing column id"),

@@ -188,7 +188,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the critical p-value at which a share `level` of the draws without a change fails."""
+    """Return the p-value below which a share `level` of the draws without a change lies."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)

@@ -32,7 +32,7 @@ Effect = Literal["mask", "zero"]
 
 @dataclass(frozen=True, kw_only=True)
 class SlimeVersion(CodeVersion):
-    """One version of slime or Miles. Its date is the month in which it was the newest version."""
+    """A version of slime or Miles. `date` is a month when this version was the newest."""
 
     framework: str  # slime or Miles
     # a metric's sum over a sequence is divided by the valid tokens of its whole rollout before rejection, and the total
