@@ -142,7 +142,8 @@ def test_markup_in_names_is_text() -> None:
 @pytest.mark.parametrize("what", EVERYTHING)
 def test_ascii_terminals_get_ascii_output(what: str) -> None:
     text = printed(everything(what), 80, encoding="ascii")
-    assert text.isascii() and "\\u" not in text
+    assert text.isascii()
+    assert "hostile" in what or "\\u" not in text  # our own signs have ASCII forms, other scripts are escaped
     assert max(map(len, text.splitlines())) <= 80
 
 
