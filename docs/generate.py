@@ -30,7 +30,7 @@ from mismatchctl.core.schema import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import TRAIT_TITLES, list_traits
 from mismatchctl.data.importers.rows import TOKEN_COLUMNS, all_layouts
-from mismatchctl.diagnosis.causes.registry import CAUSES
+from mismatchctl.diagnosis.causes.registry import CAUSES, load_texts
 from mismatchctl.diagnosis.diagnosis import diagnosis_schema
 from mismatchctl.frameworks.adapter import FileLayout
 from mismatchctl.frameworks.glossary import describe_names
@@ -217,18 +217,62 @@ def presets() -> str:
     )
 
 
+CAUSE_SECTIONS = {
+    "Log-probs recorded wrong": (
+        "constant_column", "probabilities_not_logs", "wrong_sign", "wrong_log_base", "log_densities", "cumulative",
+        "sequence_means", "low_precision_logging", "clamped", "other_token_recorded", "identical",
+    ),
+    "Rows, tokens and masks": (
+        "length_mismatch", "misaligned", "packed_columns", "reversed_rows", "swapped_rows", "duplicated_rows",
+        "mask_wrong", "unmasked_padding", "padding_or_sentinel", "unsampled_tokens",
+    ),
+    "Different tokens or context": (
+        "edited_response", "retokenized", "context_mismatch", "position_mismatch", "engine_state", "stale_prefix",
+    ),
+    "Sampling settings": (
+        "temperature", "truncated_sampling", "raw_logprobs", "sampling_settings", "logit_penalty", "logit_bias",
+        "logit_softcap", "other_vocabulary",
+    ),
+    "Model weights": (
+        "stale_policy", "weights_never_updated", "stale_worker", "stale_step", "growing_mismatch", "weights_differ",
+        "quantized_rollout", "other_model",
+    ),
+    "Precision and kernels": (
+        "moe_routing", "cache_quantization", "batch_dependent_kernels", "numerical_noise", "unexplained",
+    ),
+}  # fmt: skip
+"""The ids of the causes in each table of the guide on causes."""
+
+ADVICE_WORDS = 25
+"""Approximate length of an advice in the guide on causes."""
+
+
 def causes() -> str:
-    """Return the guide on causes with a new table of all causes."""
-    text, mark, _ = (
-        (Path(__file__).parent / "guides/causes.md")
-        .read_text(encoding="utf-8")
-        .partition("<!-- docs/generate.py writes the table below. -->\n")
+    """Return the guide on causes with the output of its command and new tables of all causes."""
+    text, mark, _ = _with_outputs(Path(__file__).parent / "guides/causes.md").partition(
+        "<!-- docs/generate.py writes the tables below. -->\n"
     )
     every = {cause.id: cause for cause in CAUSES}
-    rows = [
-        f"| `{key}`<br>{_cell(c.title)} | {_cell(c.shows)} | {_cell(c.advice)} |" for key, c in sorted(every.items())
-    ]
-    return "\n".join([text + mark, "| cause | how it shows | what to do |", "|---|---|---|", *rows, ""])
+    lines = [text + mark]
+    for title, keys in CAUSE_SECTIONS.items():
+        lines += [f"### {title}", "", "| cause | how it shows | what to do first |", "|---|---|---|"]
+        for key in keys:
+            cause, advice = every.pop(key), load_texts()[key]["advice"].replace("{settings}", "")
+            lines.append(f"| {cause.title}<br>`{key}` | {_cell(cause.shows)} | {_cell(_shorten(advice))} |")
+        lines.append("")
+    if every:
+        raise ValueError(f"CAUSE_SECTIONS does not contain {', '.join(every)}")
+    return "\n".join(lines)
+
+
+def _shorten(text: str) -> str:
+    """Return the first sentence of a text, and the next sentences that fit into `ADVICE_WORDS` words."""
+    kept, *others = re.split(r"(?<=[.!?]) (?=[A-Z`])", text)
+    for sentence in others:
+        if len(f"{kept} {sentence}".split()) > ADVICE_WORDS:
+            break
+        kept = f"{kept} {sentence}"
+    return kept
 
 
 def _correction_files() -> list[str]:
