@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ PAGE, COST_PAGE = ROOT / "docs/methods/accuracy.md", ROOT / "docs/methods/causes
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from diagnose_cost import cost_section  # noqa: E402
-from measure import format_share, replace_section  # noqa: E402
+from measure import format_share, group_rows, replace_section, table  # noqa: E402
 from reported_faults import NOISE, QUIET, calibration_table  # noqa: E402
 from stranger_dumps import PlantedCause, list_causes  # noqa: E402
 from stranger_plans import UNSEEN, Architecture  # noqa: E402
@@ -41,21 +41,91 @@ SIZES = {8: 2, 32: 1, 128: 1, 512: 1}
 ESTIMATE_SIZES = {8: 6, 32: 4, 128: 1}
 """Number of drawn dumps by number of rows, for planted causes whose estimates have an interval."""
 ESTIMATES = {
-    "temperature": ("temperature", "temperature"),
-    "raw": ("raw_logprobs", "temperature"),
-    "top-p": ("truncated_sampling", "top_p"),
-    "top-k": ("truncated_sampling", "top_k"),
-    "growing": ("growing_mismatch", "onset"),
-    "shift of": ("misaligned", "sequences"),
-    "edited": ("edited_response", "sequences"),
-    "swapped": ("swapped_rows", "sequences"),
-    "retokenized": ("retokenized", "sequences"),
-    "no end": ("padding_or_sentinel", "ends"),
+    "temperature": ("temperature", "temperature", "temperature"),
+    "raw": ("raw_logprobs", "temperature", "temperature of raw log-probs"),
+    "top-p": ("truncated_sampling", "top_p", "top-p"),
+    "top-k": ("truncated_sampling", "top_k", "top-k"),
+    "growing": ("growing_mismatch", "onset", "onset of growth"),
+    "shift of": ("misaligned", "sequences", "share of shifted rows"),
+    "edited": ("edited_response", "sequences", "share of edited rows"),
+    "swapped": ("swapped_rows", "sequences", "share of swapped rows"),
+    "retokenized": ("retokenized", "sequences", "share of retokenized rows"),
+    "no end": ("padding_or_sentinel", "ends", "share of rows without a log-prob for the last token"),
 }
-"""Beginnings of the names of planted causes, with the cause and the fact whose interval should contain the true value.
+"""Beginnings of the names of planted causes, with the cause, the fact whose interval should contain the true value, and
+the title of this value in the table.
 
 The true share of faulty rows is that of the whole dump, not of the drawn rows.
 """
+TITLES = {
+    **{f"raw {t}": f"log-probs recorded without the sampling temperature {t}" for t in (0.7, 0.85, 1.15, 1.3)},
+    "repetition 1.1": "repetition penalty 1.1",
+    "repetition 1.3": "repetition penalty 1.3",
+    "presence 0.5": "presence penalty 0.5",
+    "frequency 0.3": "frequency penalty 0.3",
+    "bias 1": "logit bias of 1",
+    "banned": "banned tokens",
+    "padded vocabulary": "trainer's softmax includes the padding of the vocabulary",
+    "softcap 8": "engine with logit soft cap 8",
+    "softcap 15": "engine with logit soft cap 15",
+    "softcap 8 trainer": "trainer with logit soft cap 8",
+    "int8": "engine with int8 weights",
+    "int4": "engine with int4 weights",
+    "fp8 cache": "engine with an fp8 cache",
+    **{
+        f"stale {lag}, {columns}": f"engine {lag} update{'s' if lag > 1 else ''} behind, dump {recorded}"
+        for lag in (1, 3)
+        for columns, recorded in {
+            "versions": "with version columns",
+            "current": "with current log-probs",
+            "bare": "without versions and current log-probs",
+        }.items()
+    },
+    "stale worker 5": "one worker 5 updates behind",
+    "growing": "version lag that grows over the steps",
+    "stale step": "engine 5 updates behind at one step",
+    "wrong checkpoint": "engine with an earlier checkpoint",
+    "adapter": "adapter in the engine only",
+    "draft": "log-probs of a draft model recorded",
+    "dropout 0.02": "trainer with dropout 0.02",
+    "dropout 0.1": "trainer with dropout 0.1",
+    "position base 0.5": "trainer with a position base x 0.5",
+    "position base 4.0": "trainer with a position base x 4",
+    "window 12": "trainer with attention window 12",
+    "window 40": "trainer with attention window 40",
+    "half the prompt lost": "trainer without half of the prompt",
+    "one prompt token": "trainer without one token of the prompt",
+    "kept prefix 0": "prefix cache of the current weights",
+    "kept prefix 5": "prefix cache of weights 5 updates old",
+    "retokenized": "one word split into letters",
+    "shift -1": "column shifted by -1",
+    "shift +1": "column shifted by 1",
+    "shift +3": "column shifted by 3",
+    "shift of 5 %": "column shifted in 5% of the rows",
+    "edited 30 %": "responses edited in 30% of the rows",
+    "edited 2 %": "responses edited in 2% of the rows",
+    "tools": "tool output not masked",
+    "stored bfloat16": "column stored in bfloat16",
+    "stored float16": "column stored in float16",
+    "stored 3": "column stored with 3 decimals",
+    "stored 2": "column stored with 2 decimals",
+    "base 2": "logarithms to base 2",
+    "probabilities": "probabilities instead of log-probs",
+    "duplicates": "20% of the rows repeated",
+    "NaN": "NaN at 1% of the tokens",
+    "no end": "no log-prob for the last token",
+    "zeros on 1 %": "0 at 1% of the tokens",
+    "-30 on 1 %": "-30 at 1% of the tokens",
+    "10 % wrong ends": "wrong last log-prob in 10% of the rows",
+    "swapped 5 %": "5% of the rows swapped",
+    "swapped all": "all rows swapped",
+    "reversed": "rows reversed",
+    "cumulative": "running sums instead of log-probs",
+    "means": "sequence means instead of log-probs",
+    "clamped": "log-probs clamped at -3",
+    "router noise": "trainer with router noise",
+}
+"""Titles of planted causes in the table. Other causes are printed with their names."""
 ONSET, LEAST_TOKENS = 4.0, 12
 """The planted onset of `growing`, and the minimum length of rows that count for the share of faulty rows."""
 LISTED = {cause.name for cause in list_causes() if cause.listed}
@@ -187,7 +257,7 @@ def _judge_clean_dump(plan: Architecture, name: str, folder: Path) -> list[Verdi
 
 def alarm_table(rows: list[Verdict]) -> Iterator[str]:
     """Count clean dumps with a finding other than noise, by number of rows."""
-    yield "| rows | dumps with an alarm at medium or high | at high |"
+    yield "| responses per dump | dumps with a false alarm | dumps with a false alarm at high confidence |"
     yield "|---|---|---|"
     for size in SIZES:
         right = [[one for one in row.found if one.cause not in QUIET] for row in rows if row.rows == size]
@@ -211,10 +281,7 @@ def _draw_clean_dump(table: pa.Table, rows: int, random: np.random.Generator) ->
 
 def detection_table(rows: list[Verdict]) -> list[str]:
     """Return the percentage of right first findings by cause and number of rows, and frequent wrong findings."""
-    lines = [
-        "| planted | " + " | ".join(f"{size} rows" for size in SIZES) + " | wrong first findings |",
-        "|---|" + "---|" * (len(SIZES) + 1),
-    ]
+    found = []
     for name in dict.fromkeys(row.cause for row in rows):
         own = [row for row in rows if row.cause == name]
         cells = []
@@ -222,18 +289,17 @@ def detection_table(rows: list[Verdict]) -> list[str]:
             right = [row.right for row in own if row.rows == size]
             cells.append(f"{100 * np.mean(right):.0f}" if right else "")
         others = Counter(row.alarms[0].cause if row.alarms else "no finding" for row in own if not row.right)
-        lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(f'{c} {n}' for c, n in others.most_common(3))} |")
-    return lines
+        wrong = ", ".join(f"{cause} {count}" for cause, count in others.most_common(3))
+        found.append((TITLES.get(name, name), (*cells, wrong)))
+    heads = ("planted faults", *(f"{size} responses" for size in SIZES), "wrong first findings")
+    return table(heads, group_rows(found)).splitlines()
 
 
 def coverage_table(rows: list[Verdict]) -> list[str]:
-    """Return the share of intervals that contain the true value by number of rows, and count missing intervals."""
-    lines = [
-        "| estimate | " + " | ".join(f"{size} rows" for size in SIZES) + " | all | no interval |",
-        "|---|" + "---|" * (len(SIZES) + 2),
-    ]
-    for kind, (cause, name) in ESTIMATES.items():
-        contained: dict[int, list[bool]] = defaultdict(list)
+    """Return the share of intervals that contain the true value, and count missing intervals."""
+    lines = []
+    for kind, (cause, name, title) in ESTIMATES.items():
+        contained: list[bool] = []
         without_interval = 0
         for row in rows:
             found = [finding for finding in row.found if finding.cause == cause]
@@ -242,12 +308,12 @@ def coverage_table(rows: list[Verdict]) -> list[str]:
             value = _planted_value(row, name)
             ends = [fact.interval for fact in found[0].evidence if fact.name == name and fact.interval is not None]
             without_interval += not ends
-            contained[row.rows] += [low <= value <= high for low, high in ends]
-        cells = [format_share(sum(contained[size]), len(contained[size])) for size in SIZES]
-        whole = sum(map(sum, contained.values())), sum(map(len, contained.values()))
-        if whole[1] + without_interval:
-            lines.append(f"| {kind} ({name}) | {' | '.join(cells)} | {format_share(*whole)} | {without_interval} |")
-    return lines
+            contained += [low <= value <= high for low, high in ends]
+        if contained or without_interval:
+            lines.append((title, format_share(sum(contained), len(contained)), without_interval))
+    return table(
+        ("estimate", "interval contains the planted value", "findings without an interval"), lines
+    ).splitlines()
 
 
 def _planted_value(row: Verdict, name: str) -> float:
@@ -258,9 +324,10 @@ def _planted_value(row: Verdict, name: str) -> float:
 
 
 def known_table(folders: Iterable[Path]) -> Iterator[str]:
-    """Yield a table of the first findings in folders of dumps with known causes, and a list of the wrong ones."""
+    """Yield a table of the first findings in folders of dumps with known causes, and a table of the wrong ones."""
     wrong = []
-    yield "| dumps | first finding right | right at high | right at medium | also at high, wrong |"
+    heads = ("all first findings", "first findings at high", "first findings at medium")
+    yield f"| dumps | {' | '.join(f'{head}: right' for head in heads)} | further findings at high: wrong |"
     yield "|---|---|---|---|---|"
     for folder in folders:
         counts: Counter[tuple[str, bool]] = Counter()
@@ -277,72 +344,76 @@ def known_table(folders: Iterable[Path]) -> Iterator[str]:
             more += sum(one.confidence == "high" and one.cause not in also for one in found[1:])
             if not right:
                 rivals = {rival.cause for rival in found[0].rivals} & truth
-                listed = ", which lists the planted cause as possible" if rivals else ""
-                planted = " or ".join(sorted(truth))
-                finding = f"{found[0].cause} ({found[0].confidence}){listed}"
-                wrong.append(f"- In the dump {name}, the finding for {planted} is {finding}.")
+                planted = " or ".join(f"`{cause}`" for cause in sorted(truth))
+                finding = f"`{found[0].cause}`, {found[0].confidence} confidence"
+                wrong.append((Path(name).stem, planted, finding, "yes" if rivals else "no"))
         cells = [
             format_share(counts[level, True], counts[level, True] + counts[level, False]) for level in CONFIDENCES[:2]
         ]
         right = sum(count for (_, good), count in counts.items() if good)
         title = folder.name.replace("_", " ")
         yield f"| {title} | {format_share(right, counts.total())} | {' | '.join(cells)} | {more} |"
-    yield from ["", *wrong]
+    heads = ("dump", "planted fault", "first finding", "finding lists the planted fault as possible")
+    yield from ["", "The first finding is wrong in these dumps:", "", table(heads, wrong)] if wrong else []
 
 
 def describe_models(plans: Iterable[Architecture], folder: Path) -> list[str]:
-    return [
-        f"- `{plan.name}`: tokens are {'words' if plan.words else 'bytes'}, "
-        f"{plan.layers} layers of width {plan.width}, "
-        f"{plan.heads} heads"
-        + (f" ({plan.shared} share keys and values)" if plan.shared > 1 else "")
-        + (", convolutions in turn with attention" if plan.convolved else "")
-        + f", {NAMES.get(plan.positions, plan.positions)}, "
-        + ("squared ReLU parallel to attention" if plan.parallel else "SwiGLU")
-        + (f", {plan.experts} experts by {plan.router}, {plan.chosen} chosen" if plan.experts > 1 else "")
-        + f", trained for {plan.steps} steps on at most {plan.texts:,} texts"
+    rows = [
+        (
+            f"`{plan.name}`",
+            "words" if plan.words else "bytes",
+            f"{plan.layers} of width {plan.width}",
+            f"{plan.heads} heads"
+            + (f", {plan.shared} share keys and values" if plan.shared > 1 else "")
+            + (", convolutions in turn with attention" if plan.convolved else ""),
+            NAMES.get(plan.positions, plan.positions),
+            ("squared ReLU parallel to attention" if plan.parallel else "SwiGLU")
+            + (f", {plan.experts} experts by {plan.router}, {plan.chosen} chosen" if plan.experts > 1 else ""),
+            f"{plan.steps} steps, at most {plan.texts:,} texts",
+        )
         for plan in plans
         if (folder / plan.name / "clean.parquet").exists()
     ]
+    heads = ("model", "tokens", "layers", "attention", "positions", "feed-forward", "training")
+    return table(heads, rows).splitlines()
 
 
 def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
     """Return all tables for the given models."""
     rows, clean = list(judge_causes(plans, folder)), list(judge_clean(plans, folder))
-    groups = {f"{size} rows": [row for row in (*rows, *clean) if row.rows == size] for size in SIZES}
+    groups = {f"{size} responses": [row for row in (*rows, *clean) if row.rows == size] for size in SIZES}
     groups |= {f"`{plan.name}`": [row for row in (*rows, *clean) if row.model == plan.name] for plan in plans}
     groups["all"] = [*rows, *clean]
     right = {listed: [row.right for row in rows if (row.cause in LISTED) == listed] for listed in (True, False)}
     return [
         *describe_models(plans, folder),
         "",
-        f"{len(rows):,} dumps with a planted fault and {len(clean):,} clean dumps. Share of true findings:",
+        f"The test uses {len(rows):,} dumps with a planted fault and {len(clean):,} clean dumps.",
+        "The table shows the share of true findings, by confidence and by the kinds of findings above:",
         "",
         *calibration_table(
             {name: [(row.found, row.truth, row.exceeds_noise) for row in own] for name, own in groups.items()}
         ),
         "",
-        "For causes that `diagnose` claims to identify, the first finding names the planted cause in "
-        f"{format_share(sum(right[True]), len(right[True]))} of the",
-        "dumps. For all other causes, `unexplained` also counts as right, and the first finding is right in "
-        f"{format_share(sum(right[False]), len(right[False]))}",
-        "of the dumps.",
+        "`diagnose` claims to identify most of the planted faults. The first finding names the planted fault in "
+        f"{format_share(sum(right[True]), len(right[True]))} of the dumps with such a fault. In the dumps with another "
+        "fault, the finding `unexplained` also counts as right, and the first finding is right in "
+        f"{format_share(sum(right[False]), len(right[False]))}.",
         "",
-        "The table shows false alarms in clean dumps. Workers, steps and version lags are drawn at random, so some",
-        "workers and steps have a single row:",
+        "A finding other than noise in a clean dump is a false alarm. The table counts false alarms with medium or",
+        "high confidence. The columns for worker, step and version in these dumps are random:",
         "",
         *alarm_table(clean),
         "",
-        "The next table shows the percentage of dumps whose first finding names the planted cause, by number of rows.",
-        "A dump that happens to have no faulty row counts as clean. If `diagnose` does not claim to identify a fault,",
-        "and the fault multiplies the engine's own K3 by less than 1.5, a noise finding also counts as right.",
-        'In the column "planted", "raw T" means samples at temperature T whose log-probs were recorded without it.',
-        'Dumps with stale weights contain version columns ("versions"), current log-probs ("current"), or neither',
-        '("bare"):',
+        "The next table shows the percentage of dumps in which the first finding is right, for each planted fault. The",
+        "last column counts the wrong first findings of medium or high confidence. A noise finding counts as right if",
+        "the fault affects no response of the dump. A noise finding also counts as right if `diagnose` does not claim",
+        f"to identify the fault and the fault raises K3 to at most {NOISE_FACTOR} times the K3 of the clean dump.",
+        "Dumps of 512 responses were only made for some faults.",
         "",
         *detection_table(rows),
         "",
-        "The next table shows the share of the 95 % intervals that contain the planted value, by number of rows:",
+        "The next table shows how often the 95% interval of an estimate contains the planted value:",
         "",
         *coverage_table(rows),
         "",

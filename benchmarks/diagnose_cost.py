@@ -31,7 +31,7 @@ def cost_section(dumps: Path, model: str) -> list[str]:
         tokens, count = _count(path)
         rows.append(
             f"| {name} | {tokens:,} | {count:,} | {1000 * (full - plain):.0f} of {1000 * full:.0f} ms | "
-            f"{100 * (full - plain) / full:.0f} % | {100 * (full - plain) / whole:.1f} % of {whole:.1f} s |"
+            f"{100 * (full - plain) / full:.0f}% | {100 * (full - plain) / whole:.1f}% of {whole:.1f} s |"
         )
     return [
         "| dump | tokens | rows | search for causes | share of the analysis | share of the command |",

@@ -125,21 +125,20 @@ class Summary:
         models = " and ".join(f"`{name}`" for name in self.models)
         lines = [
             "",
-            f"The models {models} were not used to develop the tests. Each dump has {ROWS} responses and the {K} most "
-            "likely tokens.",
-            "The row `clean` shows dumps without such a setting. It is right if neither a temperature nor a "
-            "truncation is found.",
+            f"The models {models} were not used to develop `diagnose`. Each dump has {ROWS} responses, with the {K} "
+            "most likely tokens at each position. The last row shows dumps without a setting. For such a dump, "
+            "`diagnose` is right if it finds neither a temperature nor a truncation.",
             "",
         ]
-        lines += ["| setting of the sampler | named | interval contains it |", "|---|---|---|"]
+        lines += ["| setting of the sampler | setting found | interval contains the setting |", "|---|---|---|"]
         for key, rows in self.settings.items():
             contained = [inside for _, inside in rows if inside is not None]
             shares = (
                 format_share(sum(named for named, _ in rows), len(rows)),
                 format_share(sum(contained), len(contained)),
             )
-            lines.append(f"| {key} | {' | '.join(shares)} |")
-        return [*lines, "", "Other findings:", "", *(self.wrong or ["- no cases"]), ""]
+            lines.append(f"| {key if key != 'clean' else 'no setting'} | {' | '.join(shares)} |")
+        return [*lines, "", *(["Wrong findings:", "", *self.wrong, ""] if self.wrong else [])]
 
 
 def main() -> None:

@@ -89,8 +89,8 @@ def repeat_rows(dump: Dump, seed: int) -> Dump:
 
 COLUMN_FAULTS: dict[str, tuple[str, Callable[[Dump, int], Dump]]] = {
     "shift by 1": ("misaligned", lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.roll(row, 1))),
-    "20 % of the rows edited": ("edited_response retokenized", edit_rows),
-    "-30 on 1 %": (
+    "20% of the rows edited": ("edited_response retokenized", edit_rows),
+    "-30 on 1%": (
         "padding_or_sentinel unexplained",
         lambda dump, seed: change_rows(
             dump, seed, 1.0, lambda row, rng: np.where(rng.random(len(row)) < 0.01, -30.0, row)
@@ -104,8 +104,8 @@ COLUMN_FAULTS: dict[str, tuple[str, Callable[[Dump, int], Dump]]] = {
         "probabilities_not_logs",
         lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.exp(row)),
     ),
-    "20 % of the rows repeated": ("duplicated_rows", repeat_rows),
-    "20 % of the rows swapped": ("swapped_rows", swap_rows),
+    "20% of the rows repeated": ("duplicated_rows", repeat_rows),
+    "20% of the rows swapped": ("swapped_rows", swap_rows),
 }
 
 Verdict = tuple[str, str, frozenset[str], frozenset[str], list[Finding]]
@@ -132,7 +132,7 @@ def main() -> None:
                 counts[one.confidence, one.cause in causes | others] += 1
                 if one.confidence != "low" and one.cause not in causes | others:
                     print(one.confidence, first, "|", second, "|", [(row.cause, row.confidence) for row in findings])
-    lines = ["| planted | first finding right | its fault named | the other fault named |", "|---|---|---|---|"]
+    lines = ["| planted fault | first finding right | this fault found | other fault found |", "|---|---|---|---|"]
     for place, table in ((0, SAMPLING_FAULTS), (1, COLUMN_FAULTS)):
         for name in table:
             own = [row for row in rows if row[place] == name]
@@ -148,10 +148,10 @@ def main() -> None:
         format_share(counts[level, True], counts[level, True] + counts[level, False]) for level in ("high", "medium")
     ]
     text = (
-        f"The test uses {len(rows)} dumps: each pair of one fault of the first six rows and one of the others. The "
-        f"vocabularies\nhave {' and '.join(VOCABULARIES)}. The seeds start at {FIRST_SEED}. Other seeds were used to "
-        f"develop the tests.\nA cause at high confidence is one of the two planted faults in {shares[0]} of the\n"
-        f"findings, and a cause at medium confidence in {shares[1]}.\n\n"
+        f"The test uses {len(rows)} dumps, with all pairs of a fault from the first six rows of the table and a fault "
+        f"from the other rows. The models have vocabularies of {' and '.join(VOCABULARIES)}. The random seeds were not "
+        f"used to develop `diagnose`. A cause with high confidence is one of the two planted faults in {shares[0]} of "
+        f"the findings, and a cause with medium confidence in {shares[1]}.\n\n"
     )
     replace_section(text + "\n".join(lines), PAGE, BEGIN, END)
 

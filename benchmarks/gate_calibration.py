@@ -134,17 +134,17 @@ def plant_changes(run: Run, random: np.random.Generator) -> dict[str, Array]:
     """Return the log ratios of each planted change."""
     x, size = run.log_ratio, np.abs(run.log_ratio)
     found = {"no rise": x} | {f"log ratio x {factor}": factor * x for factor in (1.05, 1.1, 1.25, 1.5)}
-    found["bulk (90 % of tokens) x 1.25"] = np.where(size <= np.quantile(size, 0.9), 1.25 * x, x)
+    found["bulk (90% of tokens) x 1.25"] = np.where(size <= np.quantile(size, 0.9), 1.25 * x, x)
     tail, rest = (np.flatnonzero(each) for each in (size > np.quantile(size, 0.974), size <= np.quantile(size, 0.974)))
     for factor in (1.5, 2.0):
         more = x.copy()
         more[random.choice(rest, int((factor - 1) * len(tail)), replace=False)] = x[
             random.choice(tail, int((factor - 1) * len(tail)))
         ]
-        found[f"tail (2.6 % of tokens) {factor:g} times as frequent"] = more
-    found["largest 1 % x 1.5"] = np.where(size > np.quantile(size, 0.99), 1.5 * x, x)
+        found[f"tail (2.6% of tokens) {factor:g} times as frequent"] = more
+    found["largest 1% x 1.5"] = np.where(size > np.quantile(size, 0.99), 1.5 * x, x)
     found["one response of four x 1.5"] = np.where(run.responses % 4 == 2, 1.5 * x, x)
-    found["0.03 % of tokens at -1"] = np.where(random.random(len(x)) < 3e-4, -1.0, x)
+    found["0.03% of tokens at -1"] = np.where(random.random(len(x)) < 3e-4, -1.0, x)
     return found
 
 

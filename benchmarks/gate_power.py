@@ -174,7 +174,7 @@ def plan_table(models: dict[str, Engines], splits: int, estimates: int) -> str:
                     need = required_sample_size("run", K3, new, base, rise, ALLOWANCE, LEVEL)
                     answers.append(np.inf if need.clusters is None else need.clusters)
                 middle = float(np.median(answers))
-                cells = [name, f"{100 * rise:g} %", "scored again" if paired else "other prompts"]
+                cells = [name, f"{100 * rise:g}%", "scored again" if paired else "other prompts"]
                 spread = " to ".join(f"{np.quantile(answers, at, method='nearest'):g}" for at in (0.1, 0.9))
                 most = engines.first.count // (1 if paired else 2)
                 size = int(np.ceil(middle)) if middle <= most else None

@@ -116,8 +116,8 @@ def main() -> None:
     options.add_argument("--draws", type=int, default=200)
     given = options.parse_args()
     heads = (
-        "metric", "prompts", "covered", "heavy_tail", "covered of these", "missed without a warning",
-        "runs above 8%",
+        "metric", "prompts", "covered", "with `heavy_tail`", "covered if `heavy_tail`", "missed without `heavy_tail`",
+        "runs with more than 8% missed",
     )  # fmt: skip
     publish_table("INTERVALS", table(heads, table_rows(given.folders, given.draws)), given.write)
 

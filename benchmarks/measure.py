@@ -150,7 +150,19 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def format_share(part: int, whole: int) -> str:
     """Format a share as a percentage with the two counts."""
-    return f"{100 * part / whole:.3g} % ({part:,} of {whole:,})" if whole else "-"
+    return f"{100 * part / whole:.3g}% ({part:,} of {whole:,})" if whole else "-"
+
+
+def group_rows(rows: Iterable[tuple[str, tuple[object, ...]]]) -> list[list[object]]:
+    """Join the names of all rows with the same cells. Names that differ only in a last number share their words."""
+    found: dict[tuple[object, ...], dict[str, list[str]]] = {}
+    for name, cells in rows:
+        match = re.fullmatch(r"(.*) (-?[\d.]+%?)", name)
+        title, number = (match[1], [match[2]]) if match else (name, [])
+        found.setdefault(cells, {}).setdefault(title, []).extend(number)
+    return [
+        ["; ".join(f"{t} {', '.join(n)}".strip() for t, n in titles.items()), *cells] for cells, titles in found.items()
+    ]
 
 
 def publish(text: str, page: Path | None, name: str = Path(sys.argv[0]).stem) -> None:

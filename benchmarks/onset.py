@@ -26,7 +26,10 @@ LENGTHS = ((50, 200), (200, 2000))
 
 def table(count: int) -> Iterator[str]:
     """Yield the lines of the table."""
-    heads = "change", "steps", "runs", "found", "onset in the interval", "width (median, 90 %)", "shape", "bad steps"
+    heads = (
+        "change", "steps", "runs", "growth found", "onset in the interval", "width of the interval (median, 90%)",
+        "shape found", "bad steps found",
+    )  # fmt: skip
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
     for shape, title in SHAPES.items():
@@ -38,7 +41,7 @@ def table(count: int) -> Iterator[str]:
             right = [(run.growth.shape == "jump") == (shape == "jump") for run in found]
             bad = [run.growth.bad_steps == run.bad_steps for run in found]
             shares = (np.mean(values) for values in ([run.covered for run in found], right, bad))
-            covered, shapes, steps = (f"{100 * share:.1f} %" for share in shares)
+            covered, shapes, steps = (f"{100 * share:.1f}%" for share in shares)
             yield (
                 f"| {title} | {lengths[0]}-{lengths[1]} | {count} | {len(found)} | {covered} | "
                 f"{width[0]:.0f}, {width[1]:.0f} | {shapes} | {steps} |"

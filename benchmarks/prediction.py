@@ -109,7 +109,7 @@ def split_by_prompt(sample: SequenceSample, share: float, number: int) -> tuple[
 
 def coverage_table(samples: dict[str, SequenceSample]) -> str:
     rows = [
-        "| rejected share | unit | used to predict | cases | covered by the 95 % interval | mean width |",
+        "| rejected share | unit | used to predict | cases | covered by the 95% interval | mean width |",
         "|---|---|---|---|---|---|",
     ]
     cases = [
@@ -128,7 +128,7 @@ def coverage_table(samples: dict[str, SequenceSample]) -> str:
                     hit, width, _ = is_covered(*halves, correction, unit)
                     hits.append(hit)
                     widths.append(width)
-        title = "2 %" if len(shares) == 1 else "5 to 95 %"
+        title = "2%" if len(shares) == 1 else "5 to 95%"
         figures = f"{len(hits):,} | {np.mean(hits):.1%} | {np.mean(widths):.1%}"
         rows.append(f"| {title} | {unit} | {shown:.0%} of prompts | {figures} |")
     return "\n".join(rows)
@@ -174,7 +174,7 @@ def cut_responses(sample: SequenceSample, octave: int) -> SequenceSample:
 
 def length_coverage_table(sets: dict[str, dict[str, SequenceSample]]) -> str:
     """Return how well responses cut to their first tokens predict responses that are 2 and 4 times as long."""
-    rows = ["| runs | gate | longer | cases | refused | covered by the 95 % interval | mean width |", "|" + "---|" * 7]
+    rows = ["| runs | gate | longer | cases | refused | covered by the 95% interval | mean width |", "|" + "---|" * 7]
     for title, samples in sets.items():
         found: dict[tuple[str, int], list[tuple[bool, float] | None]] = defaultdict(list)
         for sample in samples.values():
@@ -224,7 +224,7 @@ PLANTED = {
 
 def planted_table() -> str:
     """Predict from 512 responses of 256 tokens to 4,096 tokens of the same sequences, with planted biases."""
-    rows = ["| planted | cases | covered by the 95 % interval | mean width | mean error |", "|" + "---|" * 5]
+    rows = ["| planted | cases | covered by the 95% interval | mean width | mean error |", "|" + "---|" * 5]
     for title, biases in PLANTED.items():
         results, errors = [], []
         for seed in range(5):

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from measure import format_share, replace_section  # noqa: E402
+from measure import format_share, group_rows, replace_section, table  # noqa: E402
 
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
 from mismatchctl.diagnosis.findings import CONFIDENCES  # noqa: E402
@@ -167,12 +167,14 @@ def fault_table(rows: list[Verdict]) -> list[str]:
     by_name: dict[str, list[Verdict]] = defaultdict(list)
     for row in rows:
         by_name[row[0][0]].append(row)
-    lines = ["| fault | dumps | first finding right | wrong at high |", "|---|---|---|---|"]
+    counted = []
     for name, own in by_name.items():
         right, high = sum(row[1] for row in own), sum(not row[1] and row[2] == "high" for row in own)
-        lines.append(f"| {name} | {len(own)} | {right} | {high} |")
+        counted.append((name, (len(own), right, high)))
     right, high = sum(row[1] for row in rows), sum(not row[1] and row[2] == "high" for row in rows)
-    return [*lines, f"| all | {len(rows)} | {right} ({right / len(rows):.1%}) | {high} |"]
+    last = ["all dumps", len(rows), f"{right} ({right / len(rows):.1%})", high]
+    heads = ("faults", "dumps per fault", "first finding right", "first finding wrong at high confidence")
+    return table(heads, [*group_rows(counted), last]).splitlines()
 
 
 def true_causes(name: str) -> frozenset[str]:
@@ -233,9 +235,9 @@ def settings_line(rows: list[Verdict]) -> str:
     ]
     close = sum(value is not None and abs(value - truth) <= 0.03 for truth, value in estimates)
     return (
-        f"For dumps with a sampler setting, {format_share(right, len(own))} of the first findings are right, and "
-        f"{high} wrong findings have high confidence.\nThe estimate of top-p is within 0.03 of the planted value in "
-        f"{format_share(close, len(estimates))} of the dumps."
+        f"In dumps with a sampler setting, {format_share(right, len(own))} of the first findings are right, and "
+        f"{high} wrong first findings have high confidence. The estimate of top-p is within 0.03 of the planted value "
+        f"in {format_share(close, len(estimates))} of the dumps."
     )
 
 
@@ -254,24 +256,21 @@ def main() -> None:
     falls = [(name, kind, own) for name, kind, own in severities if own != sorted(own)]
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     lines = [
-        f"The test uses {len(rows):,} dumps of random recurrent models with four vocabularies: {', '.join(KINDS)}. "
-        f"There is {seeds} dump per",
-        f"fault, severity and vocabulary, and {HEALTHY_SEEDS * seeds} healthy dumps per vocabulary. The tokens are",
-        "sampled from the models, and one fault is planted. The seeds",
-        f"start at {FIRST_SEED}. Other seeds were used to develop the tests of `diagnose`.",
+        f"The test uses {len(rows):,} dumps of random recurrent models with four sizes of the vocabulary: "
+        f"{', '.join(KINDS)}. The random seeds were not used to develop `diagnose`. The table joins all faults with "
+        "the same result:",
         "",
         *fault_table(rows),
         "",
-        "Share of true findings:",
+        "The table shows the share of true findings, by confidence and by the kinds of findings above:",
         "",
         *calibration_table({"all": [(row[3], true_causes(row[0][0]), row[0][0] not in HARMLESS) for row in rows]}),
         "",
         settings_line(rows),
         "",
-        f"The severity of a finding should not fall if more data is wrong ({shares}). It never falls in "
-        f"{len(severities) - len(falls)} of",
-        f"{len(severities)} series.",
-        *(f"It falls for {name} ({kind}): {own}." for name, kind, own in falls),
+        f"In another test, the same fault affects {shares} of the data. In {len(severities) - len(falls)} of",
+        f"{len(severities)} series of dumps, the finding does not become less severe as this share rises.",
+        *(f"The severity falls for {name} ({kind}): {own}." for name, kind, own in falls),
     ]
     replace_section("\n".join(lines), PAGE, BEGIN, END)
     for job, right, _, findings, _ in rows:

@@ -23,7 +23,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from measure import format_share, replace_section  # noqa: E402
+from measure import format_share, replace_section, table  # noqa: E402
 from stranger_dumps import TrainedModel, build_dump, concatenate  # noqa: E402
 from stranger_plans import PROMPT, SEEN, UNSEEN, Architecture  # noqa: E402
 from strangers import Model, Numerics, Processors, Rollout, quantize, sample_responses, score_responses  # noqa: E402
@@ -264,32 +264,29 @@ def diagnose_sides(path: Path) -> tuple[Sides, bool]:
     return sides, any(finding.cause == "faulty_reference" for finding in findings)
 
 
-def format_tables(rows: list[Verdict]) -> list[str]:
-    """Format the share of right sides by confidence, the wrong findings, and the share of suspected references."""
+def format_sides(rows: list[Verdict]) -> tuple[str, ...]:
+    """Format the share of right sides by confidence."""
     right = {level: [one.right for one in rows if one.found.confidence == level] for level in LEVELS}
-    cells = " | ".join(format_share(sum(right[level]), len(right[level])) for level in LEVELS)
-    lines = [f"| {' | '.join(f'{level}: right' for level in LEVELS)} |", "|---" * len(LEVELS) + "|", f"| {cells} |"]
-    wrong = Counter(
+    return tuple(format_share(sum(right[level]), len(right[level])) for level in LEVELS)
+
+
+def list_errors(rows: list[Verdict]) -> Counter[str]:
+    """Describe the wrong findings above low confidence."""
+    return Counter(
         f"{one.fault.name} ({one.found.side}, {one.found.confidence})"
         for one in rows
         if not one.right and one.found.confidence != "low"
     )
-    errors = [f"- {name}" + (f", {count} times" if count > 1 else "") for name, count in wrong.items()]
+
+
+def format_references(rows: list[Verdict]) -> tuple[str, ...]:
+    """Format the share of suspected references, by the part of the dump that has the fault."""
     faulty = [one for one in rows if one.fault.side == "reference"]
     shared = [
         one for one in rows if one.fault.name.endswith(("identical", "each by itself")) and one.fault.side == "both"
     ]
     sound = [one for one in rows if one not in faulty and one not in shared]
-    of_faulty, of_shared, of_sound = (
-        format_share(sum(one.reference for one in group), len(group)) for group in (faulty, shared, sound)
-    )
-    return [
-        *lines, "", "Wrong findings at medium or high confidence:", "", *(errors or ["- no cases"]), "",
-        f"`faulty_reference` is found in {of_faulty} of the dumps whose reference is at fault,",
-        f"in {of_shared} of the dumps whose two sides share a fault",
-        "(such a fault looks like a faulty reference), and in",
-        f"{of_sound} of all other dumps.", "",
-    ]  # fmt: skip
+    return tuple(format_share(sum(one.reference for one in group), len(group)) for group in (faulty, shared, sound))
 
 
 def main() -> None:
@@ -300,18 +297,24 @@ def main() -> None:
         for plan in plans:
             write_dumps(plan, folder)
         return
-    lines = [""]
+    sides, references, wrong = [], [], Counter[str]()
     for plan in sorted(plans, key=lambda plan: plan.name in DEVELOPED_ON):
         rows = list(judge_dumps(plan, folder)) if (folder / "sides" / plan.name).is_dir() else []
         if rows:
-            use = "was" if plan.name in DEVELOPED_ON else "was not"
-            lines += [
-                f"The table shows {len(rows):,} dumps of the model `{plan.name}` of `benchmarks/strangers.py`, which "
-                f"{use} used to develop the",
-                "tests.",
-                "",
-                *format_tables(rows),
-            ]
+            title = f"`{plan.name}`" + (", used to develop `diagnose`" if plan.name in DEVELOPED_ON else "")
+            sides.append((title, len(rows), *format_sides(rows)))
+            references.append((title, *format_references(rows)))
+            wrong += list_errors(rows)
+    errors = [f"- {name}" + (f", {count} times" if count > 1 else "") for name, count in wrong.items()]
+    lines = [
+        "",
+        table(("model", "dumps", *(f"right side at {level} confidence" for level in LEVELS)), sides),
+        *(["Wrong sides at medium or high confidence:", "", *errors, ""] if errors else []),
+        "The next table shows how often `diagnose` finds a faulty reference (`faulty_reference`). A fault that both",
+        "sides share looks like a faulty reference.",
+        "",
+        table(("model", "fault in the reference", "fault shared by both sides", "another fault"), references),
+    ]
     replace_section("\n".join(lines), DOCUMENT, BEGIN, END)
 
 

@@ -9,9 +9,9 @@ from mismatchctl.results.growth import Growth, fit_growth
 LEVEL = 2e-4
 SHAPES = {
     "jump": "jump",
-    "logarithm": "ramp, straight in the logarithm",
-    "noise": "ramp, straight in the size of the noise",
-    "k3": "ramp, straight in K3",
+    "logarithm": "ramp, linear in log K3",
+    "noise": "ramp, linear in the square root of K3",
+    "k3": "ramp, linear in K3",
 }
 
 
