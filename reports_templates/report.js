@@ -2,7 +2,7 @@
 "use strict";
 const root = document.documentElement;
 root.classList.add("js");
-const page = JSON.parse(document.getElementById("figures")?.textContent ?? '{"columns":[],"figures":[],"captions":[]}');
+const page = JSON.parse(document.getElementById("figures")?.textContent ?? '{"columns":[],"figures":[]}');
 const make = (tag, properties = {}, ...children) => {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
@@ -311,7 +311,7 @@ const fill = (figure) => {
   const spec = page.figures[figure.dataset.figure];
   figure.append(make("p", { className: "title", textContent: spec.title }), ...(spec.x.label === "step" ? [make("p", { className: "readout", ariaLive: "polite" })] : []), make("div", { className: "canvas" }));
   resized.observe(figure.querySelector(".canvas"));
-  if (page.captions[spec.caption]) figure.append(make("figcaption", { textContent: page.captions[spec.caption] }));
+  if (spec.caption) figure.append(make("figcaption", { textContent: spec.caption }));
   const details = make("details", { className: "numbers" }, make("summary", { textContent: "Numbers" }));
   details.addEventListener("toggle", () => {
     if (!details.open || details.querySelector("table")) return;

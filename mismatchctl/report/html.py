@@ -18,7 +18,7 @@ from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, k3_scale_position
 from mismatchctl.io.files import find_packaged_folder
 from mismatchctl.report.document import Card, Document, Explorer, Figures, RunCards, Table, scale_sparkline
-from mismatchctl.report.figures.figure import page_json
+from mismatchctl.report.figures.figure import page_data
 from mismatchctl.report.tables import find_metric
 
 TEMPLATES_FOLDER = "reports_templates"
@@ -29,7 +29,7 @@ def render_html(page: Document) -> str:
     """Return the page as HTML. The same document gives the same bytes."""
     found = [figure for part in page.parts(Figures) for figure in part.figures]
     places = {id(figure): place for place, figure in enumerate(found)}  # a page of several results may repeat names
-    data = Markup(_escape_script(page_json(found))) if found else ""
+    data = script_json(page_data(found)) if found else ""
     libraries = ("vendor/d3.min", "vendor/plot.umd.min") if found else ()
     own = ("sweep",) if any(page.parts(Explorer)) else ()
     tables = list(page.parts(Table))
@@ -79,11 +79,8 @@ def script_json(data: Any) -> Markup:
             return {escaped(key): escaped(one) for key, one in value.items()}
         return [*map(escaped, value)] if isinstance(value, (list, tuple)) else _escape_value(value)
 
-    return Markup(_escape_script(json.dumps(escaped(data), separators=(",", ":"), allow_nan=False)))
-
-
-def _escape_script(text: str) -> str:
-    return re.sub("[<>&'\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    text = json.dumps(escaped(data), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return Markup(re.sub("[<>&'\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def _remaining_details(card: Card) -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.formatting import INTERVAL_Z, escape_csv, escape_terminal, format_label, shorten
-from mismatchctl.results.model import Series, Value
+from mismatchctl.results.model import Series
 
 Number = float | int | None
 Cell = Number | str
@@ -26,6 +25,7 @@ MUTED = -1
 MAX_SCREEN_POINTS = 480
 """Maximum points of a line on a page. A longer series keeps the smallest and the largest value of each interval."""
 _FEW_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
+_COLUMNS = ("x", "y", "low", "high", "labels", "values")
 MANY_FIGURES = 100
 """If a page has at least this many figures, numbers are rounded to three digits."""
 
@@ -125,9 +125,6 @@ class Figure:
         heads, rows = self.table()
         return _csv_line(heads) + "".join(map(_csv_line, rows))
 
-    def thin(self) -> Figure:
-        return replace(self, marks=tuple(map(_thin_line, self.marks)))
-
 
 def _csv_line(cells: Sequence[Cell]) -> str:
     stream = io.StringIO()
@@ -158,54 +155,36 @@ def _thin_line(mark: Marks) -> Marks:
     return replace(mark, **columns)
 
 
-def page_json(figures: Sequence[Figure]) -> str:
-    """Return the figures of a page as JSON for its script, without defaults. Equal columns and captions are shared."""
-    columns: dict[str, int] = {}
-    captions: dict[str, int] = {}
-    described, digits = [], _FEW_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
-    for figure in figures:
-        data = {
-            "name": figure.name, "title": escape_terminal(figure.title), "alt": figure.alt, "size": figure.size,
-            "caption": captions.setdefault(escape_terminal(figure.caption), len(captions)),
-            "x": _changed(figure.x, Axis()), "y": _changed(figure.y, Axis()),
-            "rules": [_changed(rule, ReferenceLine("x", None)) | {"axis": rule.axis} for rule in figure.rules],
-            "marks": [_mark_data(mark, columns, digits) for mark in figure.thin().marks],
-        }  # fmt: skip
-        described.append(data)
-    texts = [json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in (described, list(captions))]
-    return f'{{"columns":[{",".join(columns)}],"figures":{texts[0]},"captions":{texts[1]}}}'
+def page_data(figures: Sequence[Figure]) -> dict[str, Any]:
+    """Return the figures of a page for its script, without defaults. Equal columns are shared."""
+    columns: dict[tuple[Cell, ...], int] = {}
+    digits = _FEW_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
+
+    def changed(part: Any, default: Any) -> dict[str, Any]:
+        return {key: value for key, value in vars(part).items() if value != vars(default)[key]}
+
+    def mark_data(mark: Marks) -> dict[str, Any]:
+        data = changed(mark, Marks("line", "", (), ()))
+        for key in filter(data.__contains__, _COLUMNS):
+            column = tuple(_round(value, _PLACE_DIGITS if key == "x" else digits) for value in data[key])
+            data[key] = columns.setdefault(column, len(columns))
+        return data
+
+    described = [
+        vars(figure) | {
+            "alt": figure.alt, "x": changed(figure.x, Axis()), "y": changed(figure.y, Axis()),
+            "rules": [changed(rule, ReferenceLine("x", None)) | {"axis": rule.axis} for rule in figure.rules],
+            "marks": [mark_data(_thin_line(mark)) for mark in figure.marks],
+        }
+        for figure in figures
+    ]  # fmt: skip
+    return {"columns": list(columns), "figures": described}
 
 
-def _changed(part: Any, default: Any) -> dict[str, Any]:
-    return {
-        key: escape_terminal(value) if isinstance(value, str) else value
-        for key, value in vars(part).items()
-        if value != vars(default)[key]
-    }
-
-
-_COLUMNS = ("x", "y", "low", "high", "labels", "values")
-
-
-def _mark_data(mark: Marks, columns: dict[str, int], digits: int) -> dict[str, Any]:
-    places = _PLACE_DIGITS if mark.kind in ("line", "stairs") else _DIGITS
-    data = {key: value for key, value in _changed(mark, Marks("line", "", (), ())).items() if key not in _COLUMNS}
-    for key in _COLUMNS:
-        values = [_number_json(value, places if key == "x" else digits) for value in getattr(mark, key)]
-        if values:
-            data[key] = columns.setdefault(f"[{','.join(values)}]", len(columns))
-    return data
-
-
-def _number_json(value: Cell, digits: int) -> str:
-    if isinstance(value, str):
-        return json.dumps(escape_terminal(value), ensure_ascii=False)
-    if value is None or not math.isfinite(value):
-        return "null"
-    if float(value).is_integer() and abs(value) < 10**digits:
-        return str(int(value))
-    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    return min(f"{float(mantissa):g}e{int(exponent)}", f"{value:.{digits}g}", key=len)
+def _round(value: Cell, digits: int) -> Cell:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 MAX_NAME = 30
@@ -213,12 +192,13 @@ MAX_NAME = 30
 Interval = tuple[Number, Number, Number]
 
 
-def interval_of(found: Value, *, log: bool = False) -> Interval:
+def interval_of(
+    value: Number, se: Number = None, ends: tuple[float, float] | None = None, *, log: bool = False
+) -> Interval:
     """Return a value with its 95% interval. On a log axis, the ends stay within a factor of 10."""
-    value, reach = found.value, INTERVAL_Z * (found.se or 0.0)
-    if value is None:
+    if value is None or (log and value <= 0):
         return None, None, None
-    low, high = found.interval or (value - reach, value + reach)
+    low, high = ends or (value - INTERVAL_Z * (se or 0), value + INTERVAL_Z * (se or 0))
     return (value, max(low, value / 10), min(high, value * 10)) if log else (value, low, high)
 
 
@@ -261,30 +241,25 @@ def line_marks(
     band: bool = True, run: int | None = None,
 ) -> Marks | None:  # fmt: skip
     """Return a metric over the steps as a line, if any step has a value."""
-    chosen = series.get(key) or Series(value=[None] * len(steps.places))
-    se, intervals = (chosen.se, chosen.interval) if band else (None, None)
-    made = interval_line(name, steps.places, chosen.value, se or (), intervals or (), log=log, color=color, run=run)
-    return made if np.isfinite(to_floats(made.y)).any() else None  # type: ignore[arg-type]
+    if (found := series.get(key)) is None:
+        return None
+    se, ends = (found.se, found.interval) if band else (None, None)
+    made = interval_line(name, steps.places, found.value, se, ends, log=log, color=color, run=run)
+    return made if any(value is not None for value in made.y) else None
 
 
 def interval_line(
-    name: str, x: Sequence[Cell], y: Sequence[float | None], se: Sequence[float | None] = (),
-    intervals: Sequence[tuple[float, float] | None] = (), *, log: bool = False, **more: Any,
+    name: str, x: Sequence[Cell], y: Sequence[float | None], se: Sequence[float | None] | None = None,
+    intervals: Sequence[tuple[float, float] | None] | None = None, *, log: bool = False, **more: Any,
 ) -> Marks:  # fmt: skip
-    """Return a line with its 95% intervals. On a log axis, intervals end within a factor of 10."""
-    values, reach = to_floats(y), INTERVAL_Z * np.nan_to_num(to_floats(se or [None] * len(y)))
-    low, high = values - reach, values + reach
-    for index, interval in enumerate(intervals):
-        if interval is not None:
-            low[index], high[index] = interval
-    if log:
-        values = np.where(values > 0, values, np.nan)
-        low, high = np.maximum(low, values / 10), np.minimum(high, values * 10)
-    ends = (low.tolist(), high.tolist()) if (high > low).any() else ((), ())
-    return Marks("line", name, x, values.tolist(), *ends, **more)
+    """Return a line with its 95% intervals."""
+    unknown = [None] * len(y)
+    points = (interval_of(*each, log=log) for each in zip(y, se or unknown, intervals or unknown, strict=True))
+    values, low, high = map(list, zip(*points, strict=True))
+    return Marks("line", name, x, values, *((low, high) if low != high else ()), **more)
 
 
-def to_floats(values: Sequence[float | None]) -> Float64s:
+def to_floats(values: Sequence[Cell]) -> Float64s:
     return np.array([math.nan if value is None else value for value in values], np.float64)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from itertools import chain
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context, rcParamsDefault
+from matplotlib import style
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure as Canvas
@@ -22,27 +21,22 @@ from mismatchctl.core.formatting import escape_markdown, file_stems
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.io.files import CAPTIONS_FILE, TOOL_NAME
 from mismatchctl.report.document import Document, Figures
-from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
+from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine, to_floats
 from mismatchctl.report.figures.runs import run_figures
 from mismatchctl.results.model import RunResult
 
 SERIES_COLORS = (
     "#2166ac", "#c4570f", "#1b7f5c", "#8e4aa8", "#9a6f05", "#c2366b", "#2f83ad", "#7a6a53", "#5f7d14", "#6565d0",
 )  # fmt: skip
-INK, GRAY, GRID, SURFACE = "#1b2330", "#566172", "#e3e7ec", "#ffffff"
+INK, GRAY = "#1b2330", "#566172"
 _RAMP = LinearSegmentedColormap.from_list("ramp", ["#dcebf7", "#82b4da", "#2a6ba5", "#0a3767"])
 _SIZES = {"normal": (6.0, 3.8), "wide": (8.0, 3.8), "square": (5.0, 5.0)}
-_OF_WINDOWS = ("backend", "interactive", "toolbar")
-"""Settings that would load a matplotlib backend. They are not changed."""
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif", "font.sans-serif": "DejaVu Sans", "font.size": 10, "text.parse_math": False,
-    "text.hinting": "none", "axes.titleweight": "bold", "axes.unicode_minus": True, "axes.linewidth": 0.8,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": False, "axes.axisbelow": True,
-    "axes.labelsize": 11, "xtick.bottom": False, "ytick.left": False, "xtick.labelsize": 10.5, "ytick.labelsize": 10.5,
-    "xtick.major.pad": 3, "ytick.major.pad": 3, "figure.dpi": 72, "savefig.dpi": 300, "savefig.facecolor": "white",
-    "svg.hashsalt": "mismatchctl", "svg.fonttype": "none", "pdf.fonttype": 42, "text.color": INK,
-    "axes.edgecolor": GRAY, "axes.labelcolor": GRAY, "grid.color": GRID, "xtick.color": GRAY, "ytick.color": GRAY,
-    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.facecolor": SURFACE, "figure.facecolor": SURFACE,
+    "text.hinting": "none", "text.color": INK, "axes.titleweight": "bold", "axes.spines.top": False,
+    "axes.spines.right": False, "axes.labelsize": 11, "axes.edgecolor": GRAY, "axes.labelcolor": GRAY,
+    "xtick.bottom": False, "ytick.left": False, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
+    "figure.dpi": 72, "savefig.dpi": 300, "svg.hashsalt": "mismatchctl", "svg.fonttype": "none", "pdf.fonttype": 42,
 }  # fmt: skip
 
 
@@ -58,30 +52,25 @@ def draw_figure(run: RunResult, name: str) -> Canvas:
 @contextmanager
 def draw_with_matplotlib(figure: Figure) -> Iterator[Canvas]:
     """Draw with matplotlib, independent of the user's settings."""
-    with rc_context(_settings()), warnings.catch_warnings():
+    with style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield _draw(figure)
 
 
-@cache
-def _settings() -> Any:
-    kept = {name: value for name, value in dict.items(rcParamsDefault) if not name.startswith(_OF_WINDOWS)}
-    return kept | _STYLE
-
-
 def _draw(figure: Figure) -> Canvas:
     width, height = _SIZES[figure.size]
-    bands = {which: _band_names(figure, which) for which in ("x", "y")}
-    height = max(height, 1.2 + 0.24 * len(bands["y"]))
+    names = dict.fromkeys(name for mark in figure.marks for name in mark.y) if figure.y.scale == "band" else {}
+    rows = {name: row for row, name in enumerate(names)}
+    height = max(height, 1.2 + 0.24 * len(rows))
     canvas = Canvas(figsize=(width, height), layout="constrained")
     axes = canvas.subplots()
     axes.set_title(figure.title, fontsize="medium", loc="left", wrap=True)
     for which, axis in (("x", figure.x), ("y", figure.y)):
-        _set_axis(axes, which, axis, bands[which])
+        _set_axis(axes, which, axis, list(rows))
     if figure.size == "square":
         axes.set_aspect("equal")
     for mark in figure.marks:
-        _DRAWERS[mark.kind](axes, mark, _colors(mark.color), bands)
+        _draw_mark(axes, mark, rows)
     for which, axis in (("x", figure.x), ("y", figure.y)):
         if axis.scale == "log" and not axis.ticks:
             _place_log_ticks(axes, which)
@@ -95,21 +84,13 @@ def _draw(figure: Figure) -> Canvas:
     return canvas
 
 
-def _band_names(figure: Figure, which: str) -> list[Any]:
-    if getattr(figure, which).scale != "band":
-        return []
-    return list(dict.fromkeys(name for mark in figure.marks for name in getattr(mark, which)))
-
-
-def _set_axis(axes: Any, which: str, axis: Axis, band: Sequence[Any]) -> None:
+def _set_axis(axes: Any, which: str, axis: Axis, rows: list[Any]) -> None:
     holder = getattr(axes, f"{which}axis")
     getattr(axes, f"set_{which}label")(axis.label)
     if axis.scale == "band":
-        step = math.ceil(len(band) / (9 if which == "x" else 40))
-        holder.set_ticks(range(0, len(band), step), [str(name) for name in band[::step]])
-        getattr(axes, f"set_{which}lim")(-0.6, len(band) - 0.4)
-        if which == "y":
-            axes.invert_yaxis()
+        step = math.ceil(len(rows) / 40)
+        axes.set_yticks(range(0, len(rows), step), rows[::step])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
         return
     bend = {"linthresh": axis.linear_to, "linscale": 0.6} if axis.scale == "symlog" else {}
     getattr(axes, f"set_{which}scale")(axis.scale, **bend)
@@ -142,52 +123,34 @@ def _colors(color: int) -> str:
     return GRAY if color == MUTED else SERIES_COLORS[color % len(SERIES_COLORS)]
 
 
-def _numbers(values: Sequence[Any], band: Sequence[Any]) -> Any:
-    if band:
-        return np.array([band.index(value) for value in values], np.float64)
-    return np.array([math.nan if value is None else value for value in values], np.float64)
-
-
-def _draw_line(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
-    x, y, style = _numbers(mark.x, ()), _numbers(mark.y, ()), ":" if mark.dashed else "-"
-    marker = "o" if len(x) < 3 else ""
-    axes.plot(x, y, color=color, linewidth=1.5, linestyle=style, label=mark.name, marker=marker, markersize=3)
-    if len(mark.low):
-        axes.fill_between(x, _numbers(mark.low, ()), _numbers(mark.high, ()), color=color, alpha=0.15, linewidth=0)
-
-
-def _draw_stairs(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
-    axes.stairs(_numbers(mark.y, ()), _numbers(mark.x, ()), color=color, label=mark.name, baseline=None)
-
-
-def _draw_dots(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
-    x, y = _numbers(mark.x, bands["x"]), _numbers(mark.y, bands["y"]) + mark.shift / 34  # a row has at least 17 points
-    if len(mark.low):
-        draw, place = (axes.hlines, y) if mark.across else (axes.vlines, x)
-        low, high = _numbers(mark.low, ()), _numbers(mark.high, ())
-        draw(place, low, high, color=color, alpha=0.5, linewidth=1.4)
-    face = SURFACE if mark.hollow else color
-    axes.plot(x, y, "o", color=color, markerfacecolor=face, markersize=4, label=mark.name)
-    for across, up, text in zip(x, y, mark.labels, strict=False):
-        if text and not mark.hollow and np.isfinite((across, up)).all():
-            axes.annotate(text, (across, up), (5, 4), textcoords="offset points", fontsize="x-small")
-
-
-def _draw_hexagons(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
-    x, y, counts = (_numbers(values, ()) for values in (mark.x, mark.y, mark.values))
-    angles = np.pi / 6 + np.pi / 3 * np.arange(6)
-    radius = mark.shift / math.sqrt(3) * 1.02
-    corners = np.stack([x[:, None] + radius * np.cos(angles), y[:, None] + radius * np.sin(angles)], axis=2)
-    cells = PolyCollection(list(corners), array=counts, cmap=_RAMP, norm=LogNorm(1, max(counts.max(), 2)), linewidths=0)
-    axes.add_collection(cells)
-    axes.plot([0, 1], [0, 1], color=GRAY, linestyle="--", linewidth=0.9)
-    key = axes.figure.colorbar(cells, ax=axes, shrink=0.7, label=mark.name, format=FuncFormatter(_format_log))
-    key.ax.yaxis.set_minor_locator(NullLocator())
-
-
-_DRAWERS = {
-    "line": _draw_line, "stairs": _draw_stairs, "dots": _draw_dots, "hexagons": _draw_hexagons,
-}  # fmt: skip
+def _draw_mark(axes: Any, mark: Marks, rows: Mapping[Any, int]) -> None:
+    color, bars = _colors(mark.color), len(mark.low) > 0
+    x, low, high, values = map(to_floats, (mark.x, mark.low, mark.high, mark.values))
+    y = to_floats([rows[name] + mark.shift / 34 for name in mark.y] if rows else mark.y)  # a row has 17 points or more
+    if mark.kind == "line":
+        dashes, dot = ":" if mark.dashed else "-", "o" if len(x) < 3 else ""
+        axes.plot(x, y, color=color, linewidth=1.5, linestyle=dashes, label=mark.name, marker=dot, markersize=3)
+        if bars:
+            axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    elif mark.kind == "stairs":
+        axes.stairs(y, x, color=color, label=mark.name, baseline=None)
+    elif mark.kind == "hexagons":
+        angles, radius = np.pi / 6 + np.pi / 3 * np.arange(6), mark.shift / math.sqrt(3) * 1.02
+        corners = np.stack([x[:, None] + radius * np.cos(angles), y[:, None] + radius * np.sin(angles)], axis=2)
+        norm = LogNorm(1, max(values.max(), 2))
+        cells = axes.add_collection(PolyCollection(list(corners), array=values, cmap=_RAMP, norm=norm, linewidths=0))
+        axes.plot([0, 1], [0, 1], color=GRAY, linestyle="--", linewidth=0.9)
+        key = axes.figure.colorbar(cells, ax=axes, shrink=0.7, label=mark.name, format=FuncFormatter(_format_log))
+        key.ax.yaxis.set_minor_locator(NullLocator())
+    else:
+        if bars:
+            draw, place = (axes.hlines, y) if mark.across else (axes.vlines, x)
+            draw(place, low, high, color=color, alpha=0.5, linewidth=1.4)
+        face = "white" if mark.hollow else color
+        axes.plot(x, y, "o", color=color, markerfacecolor=face, markersize=4, label=mark.name)
+        for across, up, text in zip(x, y, () if mark.hollow else mark.labels, strict=False):
+            if text and np.isfinite((across, up)).all():
+                axes.annotate(text, (across, up), (5, 4), textcoords="offset points", fontsize="x-small")
 
 
 def _draw_rule(axes: Any, rule: ReferenceLine) -> None:

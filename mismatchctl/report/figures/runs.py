@@ -156,7 +156,7 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = 
         marks += [line] if line else []
         if line and limit:
             marks.append(replace(limit, dashed=True))
-            exceeded = int((fig.to_floats(line.y) > fig.to_floats(limit.y)).sum())  # type: ignore[arg-type]
+            exceeded = int((fig.to_floats(line.y) > fig.to_floats(limit.y)).sum())
             above += [f"{exceeded} of {len(steps.places)} steps by {label}"] if exceeded else []
     title = f"{chart.subject} is above its limit in {' and '.join(above)}" if above else chart.subject
     if not chart.lines and len(groups.corrections) > MAX_CORRECTIONS:
@@ -187,7 +187,7 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
         marks.append(_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED))
     for place, (run, result) in enumerate(runs.items()):
         found = [
-            (shorten(key, fig.MAX_NAME), across.value, *fig.interval_of(up, log=rejects))
+            (shorten(key, fig.MAX_NAME), across.value, *fig.interval_of(up.value, up.se, up.interval, log=rejects))
             for key, values in result.overall.corrections.items()
             if (across := values.get(x_key, NOT_RECORDED)).value is not None
             and (up := values.get(y_key, NOT_RECORDED)).value is not None
@@ -258,10 +258,11 @@ def selection_figure(
     corrections: Mapping[str, Mapping[str, Value]], metric: str, axis: str, name: str
 ) -> Figure | None:
     chosen = {row: values for row, values in corrections.items() if values.get("rejected_tokens", NOT_RECORDED).value}
-    series = {
-        side: {row: fig.interval_of(values.get(f"{side}_{metric}", NOT_RECORDED)) for row, values in chosen.items()}
-        for side in ("kept", "rejected")
-    }
+    series: dict[str, dict[str, fig.Interval]] = {"kept": {}, "rejected": {}}
+    for row, values in chosen.items():
+        for side, rows in series.items():
+            mean = values.get(f"{side}_{metric}", NOT_RECORDED)
+            rows[row] = fig.interval_of(mean.value, mean.se, mean.interval)
     if not any(all(series[side][row][0] is not None for side in series) for row in chosen):
         return None
     caption = "If kept and rejected responses have different rewards, rejection changes the training data."

@@ -14,7 +14,7 @@ from mismatchctl.report import tables
 from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, change_axis, interval_of, rows_figure
 from mismatchctl.report.tables import SHORT_TITLES, find_metric, metric_columns, value_cell
-from mismatchctl.results.model import NOT_RECORDED, Value
+from mismatchctl.results.model import NOT_RECORDED
 from mismatchctl.results.summary import STATUSES, RunStatus
 
 MAX_DETAILED_CONTRASTS = 3
@@ -291,7 +291,7 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
     if not any(part.total for part in parts.values()):
         return None
     series: dict[str, dict[str, Interval]] = {
-        "whole contribution": {row: interval_of(Value(value=part.total, se=part.se)) for row, part in parts.items()},
+        "whole contribution": {row: interval_of(part.total, part.se) for row, part in parts.items()},
         "level: K3 of the part is larger": {row: (part.level, None, None) for row, part in parts.items()},
         "mix: the part has more tokens": {row: (part.mix, None, None) for row, part in parts.items()},
     }
