@@ -397,15 +397,6 @@ def test_extreme_ratios_match_single_corrections() -> None:
     assert np.abs(measured).max() == correction.gates[0].limit == 20.0
 
 
-def test_presets_are_loaded_only_for_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[str] = []
-    monkeypatch.setattr(mismatchctl.api.sweep.result, "load_presets", lambda: loaded.append("all") or load_presets())
-    found = sweep([SAMPLE])
-    assert found.overall["pareto"].any() and not loaded
-    assert {name for mark in found.marks for name in mark.presets} >= {"token_tis"}
-    assert loaded == ["all"]
-
-
 def test_rules_are_built_once_per_variant() -> None:
     axes = [ThresholdAxis.parse("weight.clip.1", "1.1:4:100"), ThresholdAxis.parse("gates.0.keep", "1.01:1.04:200:log")]
     study = Study(find_preset("miles-moe-2-veto"), tuple(axes))

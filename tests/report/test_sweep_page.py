@@ -13,13 +13,12 @@ import pytest
 import yaml
 
 from mismatchctl.api.sweep.result import ForecastRequest, Sweep
-from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.frameworks.registry import load_adapters, load_framework
 from mismatchctl.report.document import Figures, Section, Table
-from mismatchctl.report.figures.sweep import choose_start_point
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages import sweep as sweep_explorer
 from mismatchctl.report.pages.sweep import document
@@ -199,14 +198,14 @@ def test_predictions_name_model_and_check(found: Sweep, page: str) -> None:
     assert "Predict" not in Parsed(_page(without)).text
 
 
-def test_curves_name_the_presets(page: str) -> None:
-    figures = page_figures(page)
-    shown = [
-        rule.get("text", "") for figure in figures.values() for rule in figure["rules"] if rule.get("style") == "limit"
-    ]
-    assert any("geo_rs" in text for text in shown) and any("miles-moe-2" in text for text in shown)
-    front = figures["dense-geo-front"]
-    assert any("geo_rs" in label for mark in front["marks"] if mark["name"] == "presets" for label in mark["labels"])
+def test_figures_mark_the_usual_threshold_and_the_target() -> None:
+    (section,) = sections_of(sweep([MOE], DEFAULT_STUDIES[2:3], wishes=[("rejected_tokens", 0.05)]), 0)
+    front, curve, *_ = (figure for part in section.parts if isinstance(part, Figures) for figure in part.figures)
+    assert [(mark.name, list(mark.labels)) for mark in front.marks][-1] == ("usual default", ["usual default"])
+    usual, target = curve.rules
+    assert (usual.at, usual.text) == (1.001, "usual default")
+    assert target.text.startswith("5% of tokens rejected at ") and target.at and target.interval
+    assert target.interval[0] <= target.at <= target.interval[1]
 
 
 def test_figures_show_axes(found: Sweep) -> None:
@@ -280,14 +279,6 @@ def test_large_studies_name_omitted_points(found: Sweep, monkeypatch: pytest.Mon
     assert {int(point) for point in configs} <= set(front)
     monkeypatch.setattr(sweep_explorer, "MAX_EXPLORER_POINTS", 50)
     assert [study["name"] for study in data_of(_page(found))["studies"]] == ["geo"]
-
-
-@pytest.mark.parametrize(
-    ("rejected", "start"), [([0.4, 0.04, 0.01], 1), ([0.4, 0.3, 0.2], 2), ([0.0, 0.0, 0.0], 1), ([None, 0.1, 0.2], 1)]
-)
-def test_the_initial_point_is_affordable(rejected: list[float | None], start: int) -> None:
-    rows = [{"point": p, "rejected_tokens": r, "pareto": r is not None} for p, r in enumerate(rejected)]
-    assert choose_start_point(rows) == start
 
 
 def test_the_html_option_writes_and_does_not_overwrite(tmp_path: Path) -> None:

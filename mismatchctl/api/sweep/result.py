@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -28,10 +27,9 @@ from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import CSV_CONTROLS, DASH, FORMULA_START, format_number
 from mismatchctl.core.validation import replace_nonfinite, replace_nonfinite_in_table
 from mismatchctl.corrections.labels import threshold_label
-from mismatchctl.corrections.model import Correction, Gate
-from mismatchctl.corrections.presets import Preset, parse_correction
+from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.io import __version__
 from mismatchctl.io.files import PARQUET_METADATA, atomic_output
 from mismatchctl.measure.metrics.metric import Metric, value_status
@@ -104,20 +102,6 @@ METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "es
 OVERALL_SCOPE = "overall"
 """Value of `scope` in rows of a whole run. Rows of a step have `group`, and rows of `--by` the column's name."""
 GROUP_SCOPE = "group"
-_K1_RATIO_LEVELS = {"mean": "geometric", "sum": "sequence", "token": "token"}
-"""Gates on k1 (minus the log ratio) that equal gates on the ratio: level -> level of the ratio."""
-
-
-@dataclass(frozen=True)
-class PresetMark:
-    """The presets that use one value of an axis."""
-
-    correction: str
-    path: str
-    value: float
-    presets: tuple[str, ...]
-
-
 MET_EVERYWHERE = "met at every threshold"
 """Start of the status of a target that all thresholds meet."""
 
@@ -167,11 +151,6 @@ class Sweep(View):
     by: tuple[str, ...] = ()
     version: str = __version__
     summary: dict[str, list[str]] = field(default_factory=dict)
-
-    @cached_property
-    def marks(self) -> tuple[PresetMark, ...]:
-        """Return the presets that are marked on the axes. The files of the presets are read on first access."""
-        return preset_marks(self.studies, load_presets())
 
     @property
     def runs(self) -> list[str]:
@@ -248,65 +227,6 @@ class Sweep(View):
             name for name in ("run", "correction", *self.axis_paths, *SWEEP_COLUMNS) if name in self.overall.columns
         ]
         return kept, [[format_cell(value) for value in row] for row in self.overall.select(kept).rows()]
-
-
-def preset_marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[PresetMark, ...]:
-    """Return the presets that have the same kind of rule as the varied one, with their thresholds."""
-    found = []
-    for study in studies:
-        for axis in study.axes:
-            names: dict[float, list[str]] = {}
-            numbers = [value for value in axis.values if isinstance(value, float)] if axis.is_numeric else []
-            for preset in presets.values() if numbers else ():
-                for value in preset_values(preset.correction, study.correction, axis.path):
-                    names.setdefault(float(f"{value:.6g}"), []).append(preset.name)
-            found += [
-                PresetMark(study.name, axis.path, value, tuple(who))
-                for value, who in sorted(names.items()) if min(numbers) <= value <= max(numbers)
-            ]  # fmt: skip
-    return tuple(found)
-
-
-def preset_values(preset: Correction, base: Correction, path: str) -> list[float]:
-    """Return the values of a preset for a field, if the preset has the same kind of rule."""
-    rule, *rest = path.split(".")
-    if rule == "weight":
-        if preset.weight is None or base.weight is None:
-            return []
-        alike = all(getattr(preset.weight, name) == getattr(base.weight, name) for name in ("level", "source"))
-        return _bounds_at(getattr(preset.weight, rest[0], None), rest[1:], signed=False) if alike else []
-    if rule != "gates" or rest[1:2] != ["keep"]:
-        return []
-    own = _ratio_gate(base.gates[int(rest[0])])
-    gates = [gate for gate in map(_ratio_gate, preset.gates) if _gate_kind(gate) == _gate_kind(own)]
-    return [value for gate in gates for value in _bounds_at(gate.keep, rest[2:], signed=gate.statistic != "ratio")]
-
-
-def _bounds_at(found: Any, rest: Sequence[str], *, signed: bool) -> list[float]:
-    """Return the threshold in a bound: an end of an interval, or the upper end of a symmetric interval."""
-    if isinstance(found, tuple):
-        low, high = found
-        if rest:
-            found = found[int(rest[0])]
-        elif low is None or high is None:
-            return []
-        else:
-            mirrored = -low if signed else 1 / low if low else math.inf
-            found = high if math.isclose(mirrored, high, rel_tol=1e-4) else None
-    return [float(found)] if isinstance(found, (int, float)) else []
-
-
-def _gate_kind(gate: Gate) -> tuple[str, ...]:
-    return gate.statistic, gate.level, gate.over, gate.source
-
-
-def _ratio_gate(gate: Gate) -> Gate:
-    """Convert a gate on k1 to a gate on the ratio, if this is possible."""
-    level = _K1_RATIO_LEVELS.get(gate.level)
-    if level is None or gate.statistic != "k1":
-        return gate
-    low, high = (None if bound is None else math.exp(-bound) for bound in reversed(gate.keep))
-    return gate.model_copy(update={"statistic": "ratio", "level": level, "keep": (low, high)})
 
 
 _ROUNDING_BITS = 33  # ten significant digits

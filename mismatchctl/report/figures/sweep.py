@@ -12,17 +12,19 @@ import numpy as np
 
 from mismatchctl.api.sweep import result as api
 from mismatchctl.api.sweep.result import Sweep
-from mismatchctl.api.sweep.study import Study
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import INTERVAL_Z, file_stems, shorten
-from mismatchctl.corrections.labels import rule_name
+from mismatchctl.core.formatting import INTERVAL_Z, file_stems
+from mismatchctl.corrections.labels import correction_label, rule_name
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
-from mismatchctl.report.figures.runs import K3_AXIS, TrendChart, name_presets, tokens_and_sequences
+from mismatchctl.report.figures.runs import K3_AXIS, TrendChart, tokens_and_sequences
 
-MAX_START_REJECTION = 0.05
-"""The explorer opens at a point that rejects at most this share of tokens, if there is one."""
+START_REJECTION = 0.05
+"""Without a usual point, the explorer opens at the point whose rejection is closest to this share of the tokens."""
+USUAL = "usual default"
+"""Label of the point with the thresholds of the study's own correction."""
 _MAX_NAMED = 6
 """Maximum number of labeled points on a Pareto front."""
 
@@ -39,15 +41,16 @@ class StudyRun:
     stem: str
 
     @cached_property
+    def usual(self) -> int | None:
+        """Return the point that has the thresholds of the study's own correction, if there is one."""
+        every = range(len(self.study.points))
+        return next((point for point in every if self.study.correction_at(point) == self.study.correction), None)
+
+    @property
     def start(self) -> int:
-        """Return the point where curves and the explorer start: the correction as it is configured."""
-        places = []
-        for axis in self.study.axes:
-            own = api.preset_values(self.study.correction, self.study.correction, axis.path) if axis.is_numeric else []
-            if not own:
-                return choose_start_point(self.rows)
-            places.append(int(np.argmin([abs(float(value or 0.0) - own[0]) for value in axis.values])))
-        return int(np.ravel_multi_index(places, self.study.shape))
+        """Return the point where curves and the explorer start: the usual point, or a point with little rejection."""
+        lost = [abs((row["rejected_tokens"] or 0.0) - START_REJECTION) for row in self.rows]
+        return lost.index(min(lost)) if self.usual is None else self.usual
 
     def points_along(self, place: int) -> list[int]:
         through = list(np.unravel_index(self.start, self.study.shape))
@@ -58,16 +61,6 @@ class StudyRun:
 
     def floats(self, key: str) -> Float64s:
         return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
-
-
-def choose_start_point(rows: Sequence[api.SweepRow]) -> int:
-    """Return the point that rejects most within `MAX_START_REJECTION`, or else the point that rejects least."""
-    known = [row for row in rows if row["pareto"]] or list(rows)
-    lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
-    affordable = [share for share in lost if share <= MAX_START_REJECTION]
-    wanted = max(affordable) if affordable else min(lost)
-    equal = [row["point"] for row, share in zip(known, lost, strict=True) if share == wanted]
-    return int(equal[len(equal) // 2])
 
 
 def axis_label(correction: Correction, path: str) -> str:
@@ -106,7 +99,7 @@ def curve_figures(own: StudyRun) -> Iterator[tuple[str, Figure]]:
         points, values = np.array(own.points_along(place))[order], values[order]
         label = axis_label(study.correction, axis.path)
         x = Axis(label, "log" if axis.log else "linear", (float(values[0]), float(values[-1])))
-        marked = [*_threshold_rules(own, axis.path)]
+        marked = [*_threshold_rules(own, place)]
         for chart in (chart for chart in _CURVES if chart.key not in absent):
             marks = [
                 _curve(own, points, values, key, name, color, chart.y) for color, (key, name) in enumerate(chart.lines)
@@ -125,26 +118,23 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
     return Marks("line", name, x.tolist(), y.tolist(), low, high, color=color)
 
 
-def _threshold_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
-    """Yield a line at each preset, and at each threshold that meets a target if the correction has only one rule."""
-    for mark in own.sweep.marks:
-        if (mark.correction, mark.path) == (own.study.name, path):
-            yield ReferenceLine("x", mark.value, name_presets(mark.presets, 1), style="limit")
-    correction = own.study.correction
-    if (correction.weight is not None) + len(correction.gates) != 1:
-        return
-    for target in own.sweep.targets:
+def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
+    """Yield a line at the usual threshold, and at each threshold that meets a target if the study has only one rule."""
+    study, path = own.study, own.study.axes[place].path
+    if own.usual is not None:
+        yield ReferenceLine("x", float(study.points[own.usual][place] or 0.0), USUAL, style="limit")
+    for target in own.sweep.targets if (study.correction.weight is not None) + len(study.correction.gates) == 1 else ():
         if target.run == own.run and target.correction is not None and target.status == "ok":
-            solved = parse_correction(target.correction, "target")
-            wish = f"{api.format_target(target.wish, target.wanted)} at {api.format_threshold(target.threshold)}"
-            for value in api.preset_values(solved, correction, path):
+            solved = Study(study.correction, (ThresholdAxis(path, (target.threshold,)),)).correction_at(0)
+            if correction_label(solved) == correction_label(parse_correction(target.correction, "target")):
+                wish = f"{api.format_target(target.wish, target.wanted)} at {api.format_threshold(target.threshold)}"
                 low, high = target.interval or (None, None)
                 interval = None if low is None or high is None else (low, high)
-                yield ReferenceLine("x", value, wish, interval, color=3)
+                yield ReferenceLine("x", target.threshold, wish, interval, color=3)
 
 
 def front_figure(own: StudyRun) -> Figure | None:
-    """Draw the remaining K3 or the ESS against the rejected share, with presets."""
+    """Draw the remaining K3 or the ESS against the rejected share, with the usual point."""
     study, rejected, k3 = own.study, own.floats("rejected_tokens"), own.floats("k3_kept")
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
     x, across = Axis("tokens rejected", percent=True), rejected
@@ -161,11 +151,7 @@ def front_figure(own: StudyRun) -> Figure | None:
     best = best[np.argsort(across[best], kind="stable")]
     named = set(best[np.linspace(0, len(best) - 1, min(_MAX_NAMED, len(best))).astype(int)].tolist())
     labels = [", ".join(map(_format_threshold, study.points[point])) if point in named else "" for point in best]
-    presets: list[tuple[str, int]] = []
-    for mark in own.sweep.marks if len(study.axes) == 1 and study.axes[0].is_numeric else ():
-        if mark.correction == study.name:
-            point = int(np.argmin([abs(float(value or 0) - mark.value) for value in study.axes[0].values]))
-            presets += [(shorten(name_presets(mark.presets, 1), 30), point)] if known[point] else []
+    usual = [] if own.usual is None or not known[own.usual] else [own.usual]
 
     def dots(name: str, points: Any, **more: Any) -> Marks:
         return Marks("dots", name, across[points].tolist(), up[points].tolist(), **more)
@@ -173,12 +159,9 @@ def front_figure(own: StudyRun) -> Figure | None:
     marks = [
         dots("other points", others, color=MUTED, hollow=True),
         dots("Pareto front", best, labels=labels),
-        dots("presets", [point for _, point in presets], color=1, labels=[text for text, _ in presets]),
+        dots(USUAL, usual, color=1, labels=[USUAL for _ in usual]),
     ]
-    caption = (
-        "No other point beats a point on the Pareto front in rejection, ESS and bias at once. The labels are "
-        "thresholds and presets."
-    )
+    caption = "No other point beats a point on the Pareto front in rejection, ESS and bias. The labels are thresholds."
     title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
     shown = tuple(mark for mark in marks if len(mark.x))
     return Figure(f"{own.stem}-front", title, caption, x, y, shown, size="wide")

@@ -35,14 +35,13 @@ FOLD_ROWS = 16
 
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
     """Build the first screen of a sweep without targets, or the whole page with `page`."""
-    several = len(sweep.runs) > 1
     screen = doc.Document(doc.Headline(_title(sweep)))
     if page is not None:
         screen.sections = [part for part in page.sections if part.anchor != "sweep-answer"]
-    elif several:
+    elif len(sweep.runs) > 1:
         screen.add(doc.Section("", "runs").add(_runs_table(sweep)))
     else:
-        screen.add(doc.Section("", "studies").add(*_study_parts(sweep, sweep.runs[0])))
+        screen.add(doc.Section("", "studies").add(*_study_parts(list(_studied_corrections(sweep, 0)))))
         screen.add(_predictions_section(sweep, 0))
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Next", form.format_command("sweep", paths, "--target-rejection 5%"))]
@@ -50,75 +49,57 @@ def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | No
 
 
 def _title(sweep: api.Sweep) -> str:
+    """Return the answer: the tokens that the usual thresholds reject, or else all thresholds."""
     name = f"{len(sweep.runs)} runs" if len(sweep.runs) > 1 else sweep.runs[0]
-    return f"{name}: {_describe_range(sweep)}"
-
-
-def _describe_range(sweep: api.Sweep) -> str:
-    usual = [row for study in sweep.studies for row in _usual_rows(sweep, study)]
-    rows = usual or [row for study in sweep.studies for run in sweep.runs for row in _rows(sweep, run, study)]
+    every = [own for index in range(len(sweep.runs)) for own in _studied_corrections(sweep, index)]
+    usual = [own.rows[own.usual] for own in every if own.usual is not None]
+    rows = usual or [row for own in every for row in own.rows]
     lost = [row["rejected_tokens"] for row in rows if row["rejected_tokens"] is not None]
     if not lost:
-        return "no threshold could be evaluated"
+        return f"{name}: no threshold could be evaluated"
     least, most = percent(min(lost)), percent(max(lost))
     what = "the frameworks' usual thresholds drop" if usual else "the thresholds drop"
-    return f"{what} {least if least == most else f'{least} to {most}'} of the tokens"
+    return f"{name}: {what} {least if least == most else f'{least} to {most}'} of the tokens"
 
 
-def _rows(sweep: api.Sweep, run: str, study: Study) -> list[api.SweepRow]:
-    return list(sweep.rows(run, study.name).to_dicts())
-
-
-def _usual_point(study: Study) -> int | None:
-    """Return the point that has the thresholds of the study's own correction."""
-    return next((point for point in range(len(study.points)) if study.correction_at(point) == study.correction), None)
-
-
-def _usual_rows(sweep: api.Sweep, study: Study) -> list[api.SweepRow]:
-    point = _usual_point(study)
-    rows = [] if point is None else [row for run in sweep.runs for row in _rows(sweep, run, study)]
-    return [row for row in rows if row["point"] == point]
-
-
-def _study_parts(sweep: api.Sweep, run: str) -> Iterator[doc.DocumentPart]:
-    marked = False
-    for study in sweep.studies[:MAX_STUDIES]:
-        rows = _rows(sweep, run, study)
-        if len(study.axes) == 1 and study.axes[0].is_numeric:
-            usual = _usual_point(study)
-            marked |= usual is not None
-            yield _threshold_table(study, rows, usual)
+def _study_parts(every: Sequence[StudyRun]) -> Iterator[doc.DocumentPart]:
+    for own in every[:MAX_STUDIES]:
+        if len(own.study.axes) == 1 and own.study.axes[0].is_numeric:
+            yield _threshold_table(own)
         else:
-            best = api.sort_by_cost([row for row in rows if row["pareto"]]) or list(rows)
-            items = [(correction_label(study.correction_at(row["point"])), row) for row in api.thin_rows(best, POINTS)]
-            yield _points_screen_table(study.name, items)
-    if (left := len(sweep.studies) - MAX_STUDIES) > 0:
+            best = api.sort_by_cost([row for row in own.rows if row["pareto"]]) or own.rows
+            rows = api.thin_rows(best, POINTS)
+            items = [(correction_label(own.study.correction_at(row["point"])), row) for row in rows]
+            yield _points_screen_table(own.study.name, items)
+    if (left := len(every) - MAX_STUDIES) > 0:
         yield doc.Note(f"{left} more corrections: -v")
-    if marked:
+    if any(own.usual is not None and len(own.study.axes) == 1 for own in every[:MAX_STUDIES]):
         yield doc.Note("* is the usual default of the frameworks")
 
 
-def _threshold_table(study: Study, rows: Sequence[api.SweepRow], usual: int | None) -> doc.Table:
-    points = {row["point"] for row in api.thin_rows(rows, POINTS)} | ({usual} if usual is not None else set())
-    chosen = [row for row in rows if row["point"] in points]
-    labels = [threshold_label(study.correction_at(row["point"]), study.axes[0].path) for row in chosen]
+def _threshold_table(own: StudyRun) -> doc.Table:
+    points = {row["point"] for row in api.thin_rows(own.rows, POINTS)} | {own.usual}
+    chosen = [row for row in own.rows if row["point"] in points]
+    path = own.study.axes[0].path
+    labels = [threshold_label(own.study.correction_at(row["point"]), path) for row in chosen]
     words = zip(*(label.split(" ")[:-1] for label in labels), strict=False)
     shared = "".join(f"{column[0]} " for column in takewhile(lambda column: len({*column}) == 1, words))
-    metrics: list[tuple[str, str, Callable[[float | None], str]]]
-    metrics = [("drops", "rejected_tokens", percent), ("ESS", "ess_token", percent)]
-    if study.correction.gates:
-        metrics.append(("K3 left", "k3_kept", format_number))
+    metrics: dict[str, tuple[str, Callable[[Any], str]]] = {"drops": ("rejected_tokens", percent)}
+    if all(not row["rejected_tokens"] for row in own.rows):
+        metrics = {}
+    metrics["ESS"] = "ess_token", percent
+    if own.study.correction.gates:
+        metrics["K3 left"] = "k3_kept", format_number
     else:
-        metrics.append(("mean weight", "weight_mean", lambda value: DASH if value is None else f"{value:.3f}"))
-    if all(not row["rejected_tokens"] for row in rows):
-        metrics = metrics[1:]
+        metrics["mean weight"] = "weight_mean", lambda value: DASH if value is None else f"{value:.3f}"
 
-    def value(row: Mapping[str, Any], metric: tuple[str, str, Callable[[float | None], str]]) -> str:
-        return metric[2](row[metric[1]])
+    def value(row: Mapping[str, Any], title: str) -> str:
+        key, text = metrics[title]
+        return text(row[key])
 
-    columns = [doc.Column(shared.strip() or study.name, lambda metric: f"  {metric[0]}", "name")]
+    columns = [doc.Column(shared.strip() or own.study.name, "  {}".format, "name")]
     for label, row in zip(labels, chosen, strict=True):
-        heading = f"{label[len(shared) :].strip()}{'*' if row['point'] == usual else ''}"
+        heading = f"{label[len(shared) :].strip()}{'*' if row['point'] == own.usual else ''}"
         columns.append(doc.Column(heading, partial(value, row), short=heading, drop=0))
     return doc.Table.of("", metrics, columns, compact=True, reach=doc.EVERYWHERE)
 
@@ -137,11 +118,16 @@ def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, An
 
 def _runs_table(sweep: api.Sweep) -> doc.Table:
     """Return the tokens that each run rejects at the usual threshold, or else at the strictest threshold."""
+    runs = {run: list(_studied_corrections(sweep, index))[:MAX_STUDIES] for index, run in enumerate(sweep.runs)}
+
+    def rejected(place: int, run: str) -> str:
+        own = runs[run][place]
+        return percent(own.rows[own.usual or 0]["rejected_tokens"])
+
     columns = [doc.Column("drops at", kind="name")]
-    for study in sweep.studies[:MAX_STUDIES]:
-        point = _usual_point(study) or 0
-        rejected = {run: percent(_rows(sweep, run, study)[point]["rejected_tokens"]) for run in sweep.runs}
-        columns.append(doc.Column(correction_label(study.correction_at(point)), rejected.__getitem__, drop=0))
+    for place, own in enumerate(runs[sweep.runs[0]]):
+        label = correction_label(own.study.correction_at(own.usual or 0))
+        columns.append(doc.Column(label, partial(rejected, place), drop=0))
     return doc.Table.of("", sweep.runs[:MAX_RUNS], columns, reach=doc.EVERYWHERE)
 
 
@@ -186,10 +172,9 @@ def _describe_wish(key: str, wanted: float) -> str:
 
 def _usual_note(sweep: api.Sweep) -> doc.Note | None:
     found = [
-        f"{correction_label(study.correction)} drops {percent(row['rejected_tokens'])}"
-        for study in sweep.studies
-        if study.correction.gates
-        for row in _usual_rows(sweep, study)[:1]
+        f"{correction_label(own.study.correction)} drops {percent(own.rows[own.usual]['rejected_tokens'])}"
+        for own in _studied_corrections(sweep, 0)
+        if own.study.correction.gates and own.usual is not None
     ]
     return doc.Note(f"Frameworks' usual thresholds: {', '.join(found)}") if found else None
 
@@ -238,7 +223,7 @@ def _studied_corrections(sweep: api.Sweep, index: int) -> Iterator[StudyRun]:
     run, names = sweep.runs[index], file_stems([study.name for study in sweep.studies])
     for place, study in enumerate(sweep.studies):
         stem = f"{file_stems(sweep.runs)[index]}-{names[place]}" if len(sweep.runs) > 1 else names[place]
-        yield StudyRun(sweep, run, study, _rows(sweep, run, study), f"thresholds-{index}-{place}", stem)
+        yield StudyRun(sweep, run, study, sweep.rows(run, study.name).to_dicts(), f"thresholds-{index}-{place}", stem)
 
 
 def study_section(own: StudyRun) -> doc.Section:
