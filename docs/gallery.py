@@ -103,31 +103,30 @@ def compared() -> dict[str, Figure]:
 PARTS = (
     Shown(
         "Over the steps",
-        "The command writes the figures of this section and the next two. The figures show K3, perplexity and rejected "
-        "tokens at each step.",
+        "This command writes the figures of the sections on steps, position and probability, and corrections:",
         f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
         ("k3", "ppl", "over-rejected_tokens"),
     ),
     Shown(
         "Position and probability",
-        "The figures show the distribution of log ratios, and K3 by position in the response and by token probability.",
+        "A log ratio is the trainer's log-prob of a token minus the rollout's log-prob.",
         f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
         ("distribution", "joint", "k3_by_position", "k3_by_surprisal"),
     ),
     Shown(
-        "Corrections", "The figures show rejected data, ESS, and the rewards of kept and rejected responses.",
+        "Corrections", "The figures show the data that a correction rejects, and the rewards of these responses.",
         f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
         ("corrections", "kept-reward"),
     ),
     Shown(
-        "Thresholds", "The figures show rejection, ESS and bias of each threshold, and the Pareto front.",
+        "Thresholds", "The figures show the rejected data and the ESS of each threshold, and the Pareto front.",
         f"{SWEEP} \\\n    --figures figures", swept,
         ("tis-geo-gates.0.keep-rejected", "tis-geo-gates.0.keep-ess", "tis-geo-front"),
     ),
     Shown(
-        "Two runs", "The figures show the metrics that changed, and the steps and tokens that cause the change.",
+        "Two runs", "The figures show the steps that cause the change of K3, and the log ratios of the two runs.",
         f"{COMPARE} --figures figures", compared,
-        ("change_by_step", "change_by_surprisal", "distribution", "k3_by_position"),
+        ("change_by_step", "distribution"),
     ),
 )  # fmt: skip
 

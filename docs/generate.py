@@ -595,12 +595,9 @@ OUTPUT = re.compile(r"```console\n\$ (mismatchctl [^\n]+)\n(?!\$)[^`]*```")
 """A block with one command and its output."""
 
 
-def readme() -> str:
-    """Return the README with the output of its commands computed again."""
-    return _with_outputs(ROOT / "README.md")
-
-
 def _with_outputs(page: Path) -> str:
+    """Return a page with the output of its commands computed again."""
+
     def block(match: re.Match[str]) -> str:
         done = CliRunner().invoke(app, shlex.split(match[1])[1:], env={"COLUMNS": "80"})
         return f"```console\n$ {match[1]}\n{done.stdout.rstrip()}\n```"
@@ -626,7 +623,8 @@ def _pin(name: str) -> str:
 
 DOCUMENTS = {
     **{name: partial(_pin, name) for name in PINNED},
-    "../README.md": readme,
+    "../README.md": partial(_with_outputs, ROOT / "README.md"),
+    "guides/corrections.md": partial(_with_outputs, ROOT / "docs/guides/corrections.md"),
     "reference/dump-format.md": contract,
     "reference/metrics.md": metrics,
     "reference/presets.md": presets,
