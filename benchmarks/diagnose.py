@@ -389,25 +389,26 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         *describe_models(plans, folder),
         "",
         f"The test uses {len(rows):,} dumps with a planted fault and {len(clean):,} clean dumps.",
-        "The table shows the share of true findings, by confidence and by the kinds of findings above:",
+        "The table shows the share of true findings. Each column combines a confidence with a",
+        "[kind of finding](#confidence):",
         "",
         *calibration_table(
             {name: [(row.found, row.truth, row.exceeds_noise) for row in own] for name, own in groups.items()}
         ),
         "",
-        "`diagnose` claims to identify most of the planted faults. The first finding names the planted fault in "
-        f"{format_share(sum(right[True]), len(right[True]))} of the dumps with such a fault. In the dumps with another "
-        "fault, the finding `unexplained` also counts as right, and the first finding is right in "
-        f"{format_share(sum(right[False]), len(right[False]))}.",
+        f"`diagnose` claims to identify {len(LISTED)} of the {len(list_causes())} planted faults. In dumps with such a "
+        f"fault, the first finding names it in {format_share(sum(right[True]), len(right[True]))} of the cases. "
+        "For the other faults, the finding `unexplained` also counts as right, and the first finding is right in "
+        f"{format_share(sum(right[False]), len(right[False]))} of the cases.",
         "",
         "A finding other than noise in a clean dump is a false alarm. The table counts false alarms with medium or",
-        "high confidence. The columns for worker, step and version in these dumps are random:",
+        "high confidence. In these dumps, workers, steps and weight versions are drawn at random.",
         "",
         *alarm_table(clean),
         "",
         "The next table shows the percentage of dumps in which the first finding is right, for each planted fault. The",
         "last column counts the wrong first findings of medium or high confidence. A noise finding counts as right if",
-        "the fault affects no response of the dump. A noise finding also counts as right if `diagnose` does not claim",
+        "no response of the dump has the fault. A noise finding also counts as right if `diagnose` does not claim",
         f"to identify the fault and the fault raises K3 to at most {NOISE_FACTOR} times the K3 of the clean dump.",
         "Dumps of 512 responses were only made for some faults.",
         "",

@@ -236,7 +236,7 @@ def settings_line(rows: list[Verdict]) -> str:
     close = sum(value is not None and abs(value - truth) <= 0.03 for truth, value in estimates)
     return (
         f"In dumps with a sampler setting, {format_share(right, len(own))} of the first findings are right, and "
-        f"{high} wrong first findings have high confidence. The estimate of top-p is within 0.03 of the planted value "
+        f"{high} are wrong at high confidence. The estimate of top-p is within 0.03 of the planted value "
         f"in {format_share(close, len(estimates))} of the dumps."
     )
 
@@ -262,7 +262,7 @@ def main() -> None:
         "",
         *fault_table(rows),
         "",
-        "The table shows the share of true findings, by confidence and by the kinds of findings above:",
+        "The table shows the share of true findings:",
         "",
         *calibration_table({"all": [(row[3], true_causes(row[0][0]), row[0][0] not in HARMLESS) for row in rows]}),
         "",
