@@ -101,7 +101,7 @@ def _find_file(dump: Dump, path: str) -> DumpFile:
 
 
 def _build_row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> SequenceRow:
-    ids = whole.tokens.get("token_ids")
+    ids = whole.extra_columns.get("token_ids")
     size = np.abs(batch.train.astype(np.float64) - batch.rollout.astype(np.float64))
     first, last = 0, batch.tokens
     if last > MAX_TOKENS:
@@ -112,13 +112,13 @@ def _build_row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> Sequ
     return SequenceRow(
         file=file.path, row=row, run=str(facts.pop("run", file.run)), facts=facts, batch=batch, mask=whole.mask,
         ids=None if ids is None or ids.ndim != 1 else np.nan_to_num(ids, nan=-1).astype(np.int64),
-        position=whole.position[whole.mask], experts=_unmatched_experts(whole), first=first, last=last,
+        position=whole.positions[whole.mask], experts=_unmatched_experts(whole), first=first, last=last,
     )  # fmt: skip
 
 
 def _unmatched_experts(whole: Rows) -> Ints | None:
     """For each valid token, count the rollout's experts that the trainer did not choose."""
-    ours, theirs = whole.tokens.get("rollout_experts"), whole.tokens.get("train_experts")
+    ours, theirs = whole.extra_columns.get("rollout_experts"), whole.extra_columns.get("train_experts")
     if ours is None or theirs is None or ours.shape != theirs.shape or ours.ndim != 2:
         return None
     first, second = (np.sort(experts[whole.mask], axis=1) for experts in (ours, theirs))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,7 @@ Float64s = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+BatchT = TypeVar("BatchT", bound="TokenBatch")
 BLOCK_TOKENS = 1 << 16
 """Tokens per block, so that the temporaries of a pass over a block fit the processor's cache."""
 TILE = 1024
@@ -242,18 +243,17 @@ class TokenBatch:
                     known &= np.isfinite(self.segments.sum(values))
         return known
 
-    def sequences(self, start: int, stop: int) -> TokenBatch:
+    def sequences(self: BatchT, start: int, stop: int) -> BatchT:
         offsets = self.segments.offsets[start : stop + 1]
         tokens, sequences = slice(int(offsets[0]), int(offsets[-1])), slice(start, stop)
         return self._select(Segments(offsets - offsets[0]), lambda values: values[tokens], sequences)
 
-    def take(self, chosen: Ints) -> TokenBatch:
+    def take(self: BatchT, chosen: Ints) -> BatchT:
         return self._select(self.segments.take(chosen), self.segments.token_selector(chosen), chosen)
 
     def _select(
-        self, segments: Segments, picked: Callable[[NDArray[Any]], NDArray[Any]], chosen: Ints | slice
-    ) -> TokenBatch:
-
+        self: BatchT, segments: Segments, picked: Callable[[NDArray[Any]], NDArray[Any]], chosen: Ints | slice
+    ) -> BatchT:
         def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if values is None else picked(values)
 
@@ -274,7 +274,9 @@ class TokenBatch:
             rows=self.rows[chosen],
         )
 
-    def blocks(self, tokens: int = BLOCK_TOKENS, sequences: int = BLOCK_SEQUENCES) -> Iterator[tuple[int, TokenBatch]]:
+    def blocks(
+        self: BatchT, tokens: int = BLOCK_TOKENS, sequences: int = BLOCK_SEQUENCES
+    ) -> Iterator[tuple[int, BatchT]]:
         """Yield the index of the first sequence, and a block of whole sequences that fits into the CPU cache."""
         for start, stop in self.segments.blocks(tokens, sequences):
             yield start, self.sequences(start, stop)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -366,24 +365,13 @@ PIECE_TOKENS = 1 << 17
 """Tokens per piece, so that temporary arrays fit the CPU cache."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Sequences with all tokens, also masked ones, in flat arrays. The value of a null is NaN."""
+@dataclass(frozen=True, kw_only=True)
+class Rows(TokenBatch):
+    """Sequences with all tokens, also masked ones. The value of a null is NaN."""
 
-    segments: Segments
-    rollout: Floats
-    train: Floats
     mask: Bools
-    given_position: Ints | None = None  # [T], in the long layout. In the wide layout it is the index in the list.
-    tokens: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # [T], or [T, K] for lists of one length
-    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # per-sequence values [S]
-    file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # index of the file of each sequence [S]
-    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # row of each sequence in its file [S]
     extents: Mapping[str, Extent] = field(default_factory=dict)  # bounds of all rollout and train values, if known
     unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)  # rows that were left out, by run
-
-    def __len__(self) -> int:
-        return len(self.segments)
 
     @classmethod
     def of(cls, block: DecodedBlock) -> Rows:
@@ -393,15 +381,15 @@ class Rows:
         tokens.pop(MASK_COLUMN, None)
         position = tokens.pop(POSITION_COLUMN, None)
         return cls(
-            segments=segments,
-            rollout=tokens.pop("rollout_log_probs"),
-            train=tokens.pop("train_log_probs"),
-            mask=block.mask,
-            given_position=None if position is None else np.nan_to_num(position).astype(np.int64, copy=False),
-            tokens=tokens,
+            segments,
+            tokens.pop("rollout_log_probs"),
+            tokens.pop("train_log_probs"),
+            position=None if position is None else np.nan_to_num(position).astype(np.int64, copy=False),
             columns=add_versions(_sequence_columns(block.file, block.values, len(block.rows)), tokens, segments),
             file=block.files,
             rows=block.rows,
+            extra_columns=tokens,
+            mask=block.mask,
             extents={side: block.extent(f"{side}_log_probs") for side in ("rollout", "train")},
             unequal=block.unequal,
         )
@@ -412,39 +400,13 @@ class Rows:
         low, high = compute_extent(self.rollout if side == "rollout" else self.train)
         return lowest <= low and high <= highest
 
-    @property
-    def position(self) -> Ints:
-        """Return the position of each token [T]: its index in the list, or `position` of a row per token."""
-        return self.segments.places if self.given_position is None else self.given_position
-
     def position_of(self, tokens: Ints) -> Ints:
-        if self.given_position is not None:
-            return self.given_position[tokens]
+        if self.position is not None:
+            return self.position[tokens]
         return tokens - self.segments.offsets[np.searchsorted(self.segments.offsets, tokens, side="right") - 1]
 
-    def pieces(self, most: int = PIECE_TOKENS) -> Iterator[Rows]:
-        for start, stop in self.segments.blocks(most):
-            tokens = slice(int(self.segments.offsets[start]), int(self.segments.offsets[stop]))
-            segments = Segments(self.segments.offsets[start : stop + 1] - tokens.start)
-            yield self._part(segments, itemgetter(tokens), slice(start, stop))
-
-    def take(self, chosen: Ints) -> Rows:
-        return self._part(self.segments.take(chosen), self.segments.token_selector(chosen), chosen)
-
-    def _part(self, segments: Segments, pick: Callable[[Any], Any], chosen: Ints | slice) -> Rows:
-        return replace(
-            self,
-            segments=segments,
-            rollout=pick(self.rollout),
-            train=pick(self.train),
-            mask=pick(self.mask),
-            given_position=None if self.given_position is None else pick(self.given_position),
-            tokens={name: pick(values) for name, values in self.tokens.items()},
-            columns={name: values[chosen] for name, values in self.columns.items()},
-            file=self.file[chosen],
-            rows=self.rows[chosen],
-            unequal={},
-        )
+    def _select(self, segments: Segments, picked: Callable[[NDArray[Any]], NDArray[Any]], chosen: Ints | slice) -> Rows:
+        return replace(super()._select(segments, picked, chosen), mask=picked(self.mask), unequal={})
 
 
 TOKEN_IDS_COLUMN = "token_ids"

@@ -235,7 +235,7 @@ class Dump:
             if unit.file.index != file_index or TOKEN_IDS_COLUMN not in unit.file.columns or not inside.any():
                 continue
             for rows in part.rows(unit, Problems()):
-                ids = rows.tokens.get(TOKEN_IDS_COLUMN)
+                ids = rows.extra_columns.get(TOKEN_IDS_COLUMN)
                 if ids is None:
                     continue
                 for place in np.flatnonzero(np.isin(rows.rows, wanted)):

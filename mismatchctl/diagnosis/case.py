@@ -192,7 +192,7 @@ class Case:
 
     def token_column(self, name: str) -> Float64s | None:
         """Return a numeric column at the unexplained tokens [N]."""
-        values = self.rows.tokens.get(name)
+        values = self.rows.extra_columns.get(name)
         if values is not None:
             return np.asarray(values, np.float64)[self.index] if values.ndim == 1 else None
         column = self.rows.columns.get(name)
@@ -251,7 +251,7 @@ class Case:
         Different model weights shift each token of the vocabulary, while noise depends on the context. The share comes
         from pairs of equal tokens in different sequences, and its error from random signs.
         """
-        ids = self.rows.tokens.get("token_ids")
+        ids = self.rows.extra_columns.get("token_ids")
         if ids is None or len(self.x) < 200:
             return 0.0, 0.0
         size, bins = np.clip(self.standard, -4, 4), quantile_bins((self.r + self.t) / 2, _PROBABILITY_BINS)
@@ -337,7 +337,7 @@ class Case:
         Stale weights differ in the direction of learning, and quantized weights do not. Without token_ids or
         current_log_probs, the result is 0.
         """
-        ids, current = (self.rows.tokens.get(name) for name in ("token_ids", "current_log_probs"))
+        ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
         ahead = (current[self.index] - self.t) / (1.0 - np.exp(np.minimum(self.t, 0.0)) + 0.02)
@@ -438,7 +438,7 @@ class Case:
     @cached_property
     def turns(self) -> Ints | None:
         """Return the turn number of each token in its row [N], from the column `turn` or from masked gaps."""
-        recorded = self.rows.tokens.get("turn")
+        recorded = self.rows.extra_columns.get("turn")
         new = np.zeros(len(self.index), np.bool_)
         inside = self.where[1:] == self.where[:-1]
         if recorded is not None and recorded.ndim == 1:

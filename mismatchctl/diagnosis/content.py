@@ -64,7 +64,7 @@ class SequenceHashes:
         pieces = [slice(start, start + _HASHED_AT_ONCE) for start in range(0, max(len(some), 1), _HASHED_AT_ONCE)]
         hashes = np.concatenate([_hash_sequences(rows, some[piece], sizes[piece], *probe(piece)) for piece in pieces])
         responses, identified = 0, 0
-        if "token_ids" in rows.tokens:
+        if "token_ids" in rows.extra_columns:
             responses, identified = _hash_responses(rows, some, sizes, probe(slice(None))[1])
         own = hashes, sizes.astype(np.int64), rows.file[some], rows.rows[some]
         return cls(
@@ -128,7 +128,7 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
 
 def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[int, int]:
     """Return the sum of the hashes of length, id sum and some ids, and the number of sequences."""
-    ids = rows.tokens.get("token_ids")
+    ids = rows.extra_columns.get("token_ids")
     if ids is None or ids.ndim != 1 or not len(some):
         return 0, 0
     if ids.dtype.kind == "f" and not np.isfinite(ids).all():
@@ -196,7 +196,7 @@ def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
         found["hidden_abs_diff"] = float(np.minimum(masked, 1.0).mean())
         if len(shown):
             found["loud"] = float((masked > np.quantile(shown, 0.999)).mean())
-    ids = rows.tokens.get("token_ids")
+    ids = rows.extra_columns.get("token_ids")
     if ids is not None and ids.ndim == 1 and len(own := ids[valid]) and np.isfinite(own).all():
         whole = own.astype(np.int64)
         found["id_p95"] = int(np.quantile(whole, 0.95))

@@ -32,7 +32,7 @@ class Truncation:
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
     """Return the two lists of likely tokens [N, k] at recorded positions, and their sequences [N]."""
-    a, b = case.rows.tokens.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.tokens)
+    a, b = case.rows.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.extra_columns)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
     a, b = a[case.index].astype(np.float64), b[case.index].astype(np.float64)
@@ -385,7 +385,7 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
     In one context, Z and the kept mass are constants, so a truncation does not change b. Also return the share of the
     variance of log ratios within contexts that b explains.
     """
-    ids = case.rows.tokens.get("token_ids")
+    ids = case.rows.extra_columns.get("token_ids")
     if ids is None:
         return None
     offsets, lengths = case.rows.segments.offsets, case.rows.segments.lengths

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
-from mismatchctl.data.blocks import Rows
+from mismatchctl.data.blocks import PIECE_TOKENS, Rows
 from mismatchctl.data.problems import LengthMismatch
 from mismatchctl.diagnosis.content import SequenceHashes
 from mismatchctl.measure.cluster_table import Hashes, merge_parts, mix_hashes
@@ -158,7 +158,7 @@ def gather_evidence(
 
 
 def _gather_run(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: int) -> Evidence:
-    evidence = reduce(add, (_gather_piece(piece, by, flags) for piece in rows.pieces()), Evidence())
+    evidence = reduce(add, (_gather_piece(piece, by, flags) for _, piece in rows.blocks(PIECE_TOKENS)), Evidence())
     sample = RowSample.of(_hash_rows(rows), rows, size, tokens)
     return replace(evidence, sample=sample, hashes=SequenceHashes.of(rows))
 
@@ -256,19 +256,20 @@ def _concatenate(parts: Sequence[Rows]) -> Rows:
         return np.concatenate([*values])
 
     def is_shared(name: str, values: NDArray[Any]) -> bool:
-        return all(name in part.tokens and part.tokens[name].shape[1:] == values.shape[1:] for part in parts)
+        found = [part.extra_columns.get(name) for part in parts]
+        return all(own is not None and own.shape[1:] == values.shape[1:] for own in found)
 
-    shared = [name for name, values in first.tokens.items() if is_shared(name, values)]
+    shared = [name for name, values in first.extra_columns.items() if is_shared(name, values)]
     columns = dict.fromkeys(name for part in parts for name in part.columns)
-    alike = all(part.given_position is None for part in parts)
+    alike = all(part.position is None for part in parts)
     return replace(
         first,
         segments=Segments.from_lengths(join(part.segments.lengths for part in parts)),
         rollout=join(part.rollout for part in parts),
         train=join(part.train for part in parts),
         mask=join(part.mask for part in parts),
-        given_position=None if alike else join(part.position for part in parts),
-        tokens={name: join(part.tokens[name] for part in parts) for name in shared},
+        position=None if alike else join(part.positions for part in parts),
+        extra_columns={name: join(part.extra_columns[name] for part in parts) for name in shared},
         columns={name: join(read_column(part, name) for part in parts) for name in columns},
         file=join(part.file for part in parts),
         rows=join(part.rows for part in parts),

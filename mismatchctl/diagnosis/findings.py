@@ -50,7 +50,7 @@ def _without_tokens(evidence: Evidence, files: Mapping[int, str]) -> list[Findin
     if evidence.unfit is None:
         return []
     none = np.zeros(0)
-    case = Case.of(evidence, Rows(Segments(np.zeros(1, np.int64)), none, none, np.zeros(0, np.bool_)))
+    case = Case.of(evidence, Rows(Segments(np.zeros(1, np.int64)), none, none, mask=np.zeros(0, np.bool_)))
     lengths = CAUSES[0]
     detection = lengths.test(case)
     return [] if detection is None else [_make_finding(_CauseResult(lengths, detection, case, 0.0), files)]

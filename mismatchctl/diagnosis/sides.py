@@ -40,7 +40,7 @@ def measure_sides(case: Case) -> Sides | None:
 
     Errors are clustered by prompt and step. Intervals are 95% bootstrap intervals over clusters.
     """
-    given = case.rows.tokens.get(REFERENCE_COLUMN)
+    given = case.rows.extra_columns.get(REFERENCE_COLUMN)
     if given is None or given.ndim != 1:
         return None
     reference = given.astype(np.float64)
@@ -259,14 +259,14 @@ def assign_sides(
     Each test runs again on rollout and reference, and on reference and trainer. If a test finds a cause in only one of
     these pairs, the side in this pair (rollout or trainer) is wrong.
     """
-    if evidence.sample is None or REFERENCE_COLUMN not in evidence.sample.rows.tokens:
+    if evidence.sample is None or REFERENCE_COLUMN not in evidence.sample.rows.extra_columns:
         return list(found), None
     rows = evidence.sample.rows
     sides = measure_sides(Case.of(evidence, rows))
     if sides is None:
         return list(found), None
     few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows  # the cause needs fewer rows than its size
-    reference = few.tokens[REFERENCE_COLUMN]
+    reference = few.extra_columns[REFERENCE_COLUMN]
     few = replace(few, extents={})  # the reference has other extents
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
     strongest = sides.confidence == "high"  # the first finding then belongs to the side with the error

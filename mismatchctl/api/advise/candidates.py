@@ -92,7 +92,7 @@ def read_samples(
 
 def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
     """Add the hash of each sequence's prompt, and the token ids if every token has one."""
-    ids = rows.tokens.get(TOKEN_IDS_COLUMN)
+    ids = rows.extra_columns.get(TOKEN_IDS_COLUMN)
     ids = None if ids is None or ids.ndim != 1 else ids[rows.mask]
     if ids is None or len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any():
         extra = {}

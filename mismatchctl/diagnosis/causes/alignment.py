@@ -60,7 +60,7 @@ def _find_breaks(case: Case) -> _Breaks | None:
         return None
     after = (case.place >= case.each(split)) & case.each(found)
     level = case.part_means(size, after)
-    position = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
+    position = case.rows.positions[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
     left = int(np.median((case.counts - split)[found]))
     return _Breaks(found, split, after, level, position, left, case.break_at_turns(found, split))
 
@@ -131,7 +131,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
     size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
     agrees, level = float(np.median(size[case.each(found) & ~inside])), float(size[inside].mean())
     examples = case.find_loudest(found, case.part_means(size, inside))
-    at = case.rows.position[case.index[np.minimum(case.starts + first, len(case.index) - 1)]]
+    at = case.rows.positions[case.index[np.minimum(case.starts + first, len(case.index) - 1)]]
     share, span = percent(rows / max(used.sum(), 1)), int(np.median(length[found]))
     return Detection(
         "high" if rows >= 8 else "medium",
@@ -179,7 +179,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
     half = case.place >= case.each((case.counts + split) // 2)
     level, later = (case.part_means(size, part) for part in (after, half))
     stray = case.part_means(size > 0.5 * case.each(level), ~after)
-    position = case.rows.position[case.index]
+    position = case.rows.positions[case.index]
     apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))  # explained tokens before it
     found: Bools = (level > 0.4) & (stray < 0.2) & (later > 0.4 * level)
     found &= case.sums(apart) == 0
@@ -399,7 +399,7 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
 
 def _match_shared_prefix(case: Case) -> Detection | None:
     """Find prompts whose responses share a longer prefix than by chance."""
-    ids = case.rows.tokens.get("token_ids")
+    ids = case.rows.extra_columns.get("token_ids")
     if ids is None or case.rows.columns.get("prompt_id") is None:
         return None
     members: defaultdict[int, list[int]] = defaultdict(list)
@@ -608,7 +608,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     constant = case.marked((case.r == value) & (len(long) >= 2))
     tokens |= constant & case.marked(np.abs(case.x) > _UNSAMPLED_FAR)
     start = np.zeros(case.size, np.int64)
-    start[runs.sequence[::-1]] = case.rows.position[case.index[runs.first[::-1]]]
+    start[runs.sequence[::-1]] = case.rows.positions[case.index[runs.first[::-1]]]
     examples = case.find_loudest(sequences, case.sums(tokens[case.index]))
     # share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too
     return Detection(

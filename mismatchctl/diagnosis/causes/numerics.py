@@ -226,7 +226,7 @@ _ROUTING_FAR, _ROUTING_FARTHER = (12.0, 1.2e-3), (20.0, 3e-4)
 
 
 def detect_moe_routing(case: Case) -> Detection | None:
-    sides = [case.rows.tokens.get(name) for name in ("rollout_experts", "train_experts")]
+    sides = [case.rows.extra_columns.get(name) for name in ("rollout_experts", "train_experts")]
     if sides[0] is not None and sides[1] is not None and sides[0].shape == sides[1].shape and sides[0].ndim == 2:
         return _match_experts(case, sides[0], sides[1])
     return _match_tails(case)
@@ -554,7 +554,7 @@ def _match_tokens(case: Case) -> Detection | None:
     far = [int((np.abs(case.standard) > limit).sum()) for limit in (5.0, _GROSS_NOISE_FACTOR)]
     tail = may_be_larger(case) and far[0] >= 1.5 * far[1] and not seated  # as with different experts
     examples = case.find_loudest(rows > 0, case.sums(case.k3 * chosen))
-    first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
+    first = {int(case.where[i]): int(case.rows.positions[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
     return Detection(
         "low" if tail or more else "high" if sure else "medium",

@@ -213,7 +213,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
 
 def _tokens_since_turn(case: Case) -> Ints | None:
     """Return the number of tokens since the last gap in the positions [N], or -1 before the first gap."""
-    position = case.rows.position[case.index]
+    position = case.rows.positions[case.index]
     gap = np.zeros(len(position), np.bool_)
     gap[1:] = (np.diff(position) > 1) & (case.where[1:] == case.where[:-1])
     if gap.sum() < 10:

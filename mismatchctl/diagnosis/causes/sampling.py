@@ -229,7 +229,7 @@ def _describe_tempered_setting(
     if len(flat) > 1:
         low, value, high = (float(end) for end in np.quantile(flat, (0.25, 0.5, 0.75)))
         # min-p has a larger quartile range. The recorded entropy makes the error of top-p smaller.
-        error = (0.05, 0.02)["entropy" in case.rows.tokens]
+        error = (0.05, 0.02)["entropy" in case.rows.extra_columns]
         if high - low < 0.045 and value < 1:
             half = max(high - low, error)
             ends = value - half, min(value + half, 1.0)
@@ -422,7 +422,7 @@ _BIAS_MIN_COUNT = 6
 
 
 def detect_logit_bias(case: Case) -> Detection | None:
-    ids = case.rows.tokens.get("token_ids")
+    ids = case.rows.extra_columns.get("token_ids")
     if ids is None or case.reshaped or len(case.x) < 300:
         return None
     logits = [values - np.log(-np.expm1(np.minimum(values, -1e-9))) for values in (case.r, case.t)]
@@ -470,7 +470,7 @@ _PENALTY_MIN_TOKENS = 100
 @cached_on_case
 def count_earlier(case: Case) -> Ints:
     """Return the number of earlier occurrences of each token in its response [N]."""
-    ids = case.rows.tokens["token_ids"][case.index].astype(np.int64)
+    ids = case.rows.extra_columns["token_ids"][case.index].astype(np.int64)
     pairs = case.where * (ids.max(initial=0) + 1) + ids
     order = np.argsort(pairs, kind="stable")
     sorted_pairs = pairs[order]
@@ -482,7 +482,7 @@ def count_earlier(case: Case) -> Ints:
 
 
 def detect_logit_penalty(case: Case) -> Detection | None:
-    ids = case.rows.tokens.get("token_ids")
+    ids = case.rows.extra_columns.get("token_ids")
     if ids is None or case.reshaped or len(case.x) < 2 * _PENALTY_MIN_TOKENS or case.noise < 1e-3:
         return None
     before = count_earlier(case)

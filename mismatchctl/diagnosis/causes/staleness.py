@@ -35,7 +35,7 @@ _LAG_Z = 4.0
 @cached_on_case
 def _lag_of_tokens(case: Case) -> Float64s | None:
     """Return the version lag of each token [N] if it changes within rows."""
-    own, train = case.rows.tokens.get("rollout_version"), case.token_column("train_version")
+    own, train = case.rows.extra_columns.get("rollout_version"), case.token_column("train_version")
     if own is None or train is None:
         return None
     lag = train - np.asarray(own, np.float64)[case.index]
