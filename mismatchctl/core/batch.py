@@ -84,10 +84,7 @@ class Segments:
         return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
 
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yield ranges of whole segments, with a limit on the tokens and segments per range.
-
-        A segment above the limit becomes a range of its own.
-        """
+        """Yield ranges of whole segments with limits on tokens and segments. A longer segment is one range."""
         start = 0
         while start < len(self):
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1
@@ -185,10 +182,7 @@ class TokenBatch:
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Return reward, mean advantage and length [S], each with flags that mark known values.
-
-        Unknown values are 0.
-        """
+        """Return flags of known values, and reward, mean advantage and length [S], with 0 for unknown values."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -211,11 +205,7 @@ class TokenBatch:
         return sorted(column for column in columns if has.get(column) is None)
 
     def log_probs(self, policy: str) -> Floats | None:
-        """Return the log-probs of a policy [T]: rollout, train, current, ref, reference or proximal.
-
-        The proximal policy is the policy before the last update. Its log-probs are interpolated between rollout and
-        current, as if all updates had the same effect.
-        """
+        """Return the log-probs of a policy [T]. The policy before the last update (proximal) is interpolated."""
         if policy == "proximal":
             return None if self.current is None else self._proximal(self.current)
         if policy in ("rollout", "train", "current"):

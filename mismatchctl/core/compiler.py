@@ -16,12 +16,7 @@ BARE_OPTIONS: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_c
 
 
 def compile_loop(loop: LoopT, *, fastmath: frozenset[str] = frozenset()) -> LoopT:
-    """Compile a loop that runs without the GIL.
-
-    `fastmath` lists the permitted deviations from the IEEE rules of arithmetic.
-
-    The loop lacks a wrapper for Python arguments, so only other loops and `machine_code` can call it.
-    """
+    """Compile a loop without the GIL and wrappers for Python. `fastmath` are permitted deviations from IEEE rules."""
     return cast(LoopT, njit(nogil=True, error_model="numpy", fastmath=set(fastmath), **BARE_OPTIONS)(loop))
 
 

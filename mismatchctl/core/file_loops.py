@@ -11,10 +11,7 @@ from mismatchctl.core.compiler import compile_loop
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Find the zeros among `count` one-bit levels of a Parquet page, and return their number.
-
-    If the levels are invalid or `out` is too small, the result is -1. `stop` must not exceed the page.
-    """
+    """Find the zeros among `count` one-bit levels of a page and return their number, or -1 if they are invalid."""
     done = found = 0
     while done < count:
         header: Any = int64(0)

@@ -32,10 +32,7 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def escape_terminal(text: str) -> str:
-    """Replace characters that are invisible, change the text direction, or control CI services.
-
-    Control characters become symbols, and other invisible characters become their code point.
-    """
+    """Replace characters that are invisible, change the text direction, or control CI services."""
     shown = text if text.isprintable() else "".join(map(_make_visible, text))
     if "::" in shown:
         shown = _CI_COMMAND.sub(r"\1\\::", shown)
@@ -58,10 +55,7 @@ def escape_csv(text: str) -> str:
 
 
 def escape_github(text: str, *, of_property: bool = False) -> str:
-    """Escape the message or a property of a GitHub workflow command.
-
-    After this, a line break cannot start another workflow command.
-    """
+    """Escape the message or a property of a GitHub workflow command, so that it cannot start another command."""
     text = escape_terminal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if of_property else text
 
@@ -222,10 +216,7 @@ def _format_scientific_or_plain(value: float, digits: int) -> str:
 
 
 def format_command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
-    """Return a command line with the paths that the user typed.
-
-    If there are many paths, only the first path is shown.
-    """
+    """Return a command line with the user's paths, or with the first path if there are many."""
     most = len(paths) if paths[:1] == ["--rollout"] else most
     chosen = paths if len(paths) <= most else paths[:1]
     shown = [shlex.quote(escape_terminal(path)) for path in chosen] + ["..."] * (len(paths) > most)

@@ -158,10 +158,7 @@ LOW_VAR_BOUND = 10.0
 
 
 def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
-    """Estimate K3 per token [T], limited to +-LOW_VAR_BOUND.
-
-    Importance weights make this estimate unbiased (DeepSeek-V3.2).
-    """
+    """Estimate K3 per token within +-LOW_VAR_BOUND [T], unbiased with importance weights (DeepSeek-V3.2)."""
     estimate = kl_estimate(log_ratio, "k3")
     return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
 

@@ -68,10 +68,7 @@ def bounded_excess(log_ratio: Float64s) -> Float64s:
 
 
 class Ratios:
-    """Log ratios of `policy` to `reference`, where `reference` is the policy that sampled.
-
-    Log-probs [T] keep their dtype.
-    """
+    """Log ratios of `policy` to `reference`, the policy that sampled. Log-probs [T] keep their dtype."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         self.log_probs = policy, reference
@@ -101,10 +98,7 @@ class Ratios:
 
     @cached_property
     def excess(self) -> Float64s:
-        """Return the token ratio minus 1, with the log ratio clamped to +-20 [T].
-
-        A sum of these values keeps digits that a sum of ratios near 1 would lose.
-        """
+        """Return the token ratio minus 1, with log ratios clamped to +-20 [T]. Sums of it keep digits."""
         within = np.abs(self.extent).max() <= LOG_RATIO_BOUND if len(self.log_probs[0]) else True
         return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 

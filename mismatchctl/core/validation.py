@@ -97,11 +97,7 @@ _POWERS = np.array([float(10**power) for power in range(23)])
 
 
 def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
-    """Round finite values to at most 15 significant digits.
-
-    If the power of ten is exact, the value is rounded by one multiplication. Otherwise, the value is formatted and
-    parsed.
-    """
+    """Round finite values to at most 15 significant digits: by a multiplication if it is exact, else as text."""
     size: NDArray[np.float64] = np.abs(values)
     with np.errstate(all="ignore"):
         power = digits - 1 - np.floor(np.log10(size))
@@ -137,12 +133,7 @@ def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 class FiniteModel(BaseModel):
-    """A pydantic model without NaN and infinity.
-
-    If an optional field is not finite, it becomes null and `status` contains the reason.
-
-    If a required field is not finite, validation fails.
-    """
+    """A pydantic model whose optional fields become null if they are not finite. `status` contains the reason."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

@@ -58,10 +58,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Collects the values of a step that a gate with `over: batch` compares.
-
-    Values inside the bound are never dropped.
-    """
+    """Collects the values of a step that a gate with `over: batch` compares. Values inside the bound are kept."""
 
     gate: Gate
     count: int = 0  # number of the values inside the bound
@@ -109,10 +106,7 @@ class GateOutcome:
 
 
 def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selection) -> GateOutcome:
-    """Return the tokens that `gate` rejects.
-
-    The statistic is computed over the tokens in `selection`. Empty sequences are never rejected.
-    """
+    """Return the tokens that a gate rejects, given a statistic over the tokens in `selection`."""
     segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
     view = selection if gate.over != "segment" else selection.divide(segments)
     measured = measure_gate(gate, ratios, view, batch)
@@ -215,10 +209,7 @@ def replace_nonfinite_ratios(ratios: Ratios) -> Ratios:
 
 
 def adjacent_segments(batch: TokenBatch) -> Segments:
-    """Return each sequence of adjacent valid tokens as a segment.
-
-    Tokens with train probability 0 separate the segments.
-    """
+    """Return segments of adjacent valid tokens. Tokens with train probability 0 separate segments."""
     near = batch.impossible_near
     gaps = np.flatnonzero(np.diff(batch.positions) != 1 if near is None else near[1:, 0]) + 1
     return replace(batch.segments, offsets=np.union1d(gaps, batch.segments.offsets))

@@ -1,8 +1,4 @@
-"""Labels that describe what corrections and thresholds do.
-
-A label describes the condition for keeping data, such as "token weight ≤ 2; geometric mean within 0.1%". The label of a
-veto describes the condition for rejecting data.
-"""
+"""Labels for corrections and thresholds: the condition for keeping data, or for rejecting data if it is a veto."""
 
 from __future__ import annotations
 

@@ -234,10 +234,7 @@ def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _check_log_probs(values: Floats, name: str) -> None:
-    """Raise an error for values of valid tokens that are not log-probs.
-
-    A train log-prob of -inf is allowed, because the probability may be 0.
-    """
+    """Raise an error for values that are not log-probs. A train log-prob of -inf (probability 0) is allowed."""
     if name == "train":
         values = values[values != -np.inf]
     if len(values) == 0:

@@ -419,10 +419,7 @@ BATCH_ROWS = 1 << 16
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with a row per sequence.
-
-    Large parts are decoded in pieces, whose sizes depend only on the file.
-    """
+    """Decode a part of a file with a row per sequence, in pieces whose sizes depend only on the file."""
     rows = None
     if unit.tokens > BATCH_TOKENS * 3 // 2 or unit.rows > BATCH_ROWS:
         rows = max(1, min(unit.rows * BATCH_TOKENS // max(unit.tokens, 1), BATCH_ROWS))
@@ -522,10 +519,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the elements of an unchecked column.
-
-    If a partial column has a list of a wrong length, its tokens are null.
-    """
+    """Return the elements of an unchecked column. In a partial column, a list of a wrong length becomes nulls."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)
@@ -561,10 +555,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with a row per token.
-
-    `broken` contains sequences whose tokens are in several separate places.
-    """
+    """Decode a part of a file with a row per token. `broken` are sequences with tokens in several places."""
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()

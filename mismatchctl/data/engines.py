@@ -125,10 +125,7 @@ class LocalEngine:
 
 @dataclass
 class IncrementalEngine:
-    """An engine for a growing dump, which runs work on it repeatedly.
-
-    The results of unchanged files are kept in memory.
-    """
+    """Runs work repeatedly on a growing dump, and keeps the results of unchanged files in memory."""
 
     engine: Engine
     _parts: dict[bytes, bytes] = field(default_factory=dict)

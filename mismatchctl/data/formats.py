@@ -219,10 +219,7 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Convert ids that are floats: whole numbers to integers, NaN to `None`, other ids to strings.
-
-    A fractional step is kept.
-    """
+    """Convert float ids: whole numbers to integers, NaN to `None`, others to strings. A fractional step is kept."""
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
     if are_whole.all():
@@ -257,10 +254,7 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Convert values to strings or flags.
-
-    Bytes that are not UTF-8 are escaped, also in strings, because Parquet files can contain such strings.
-    """
+    """Convert values to strings or flags. Bytes that are not UTF-8 are escaped, also in strings of Parquet files."""
     kind = plain_type(array.type)
     is_fixed = pa.types.is_fixed_size_binary(kind)
     if describe_type(kind) == TEXT_TYPE or describe_type(kind).endswith("binary") or is_fixed:
@@ -613,10 +607,7 @@ class ParquetContents(FileContents):
         return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Return a problem if a column takes far more memory than the file, else None.
-
-        Each log-prob takes at least one bit.
-        """
+        """Return a problem if a column takes far more memory than the file. Each log-prob takes at least one bit."""
         for group in groups:
             row_group = self.footer.row_group(group)
             for name in columns:
@@ -671,10 +662,7 @@ class ParquetContents(FileContents):
         )
 
     def _leaf(self, column: str) -> int | None:
-        """Return the index of the first leaf of a column.
-
-        The metadata of this leaf have the column's statistics and sizes.
-        """
+        """Return the index of the first leaf of a column, whose metadata have the column's statistics and sizes."""
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path
             if path == column or path.startswith(f"{column}."):

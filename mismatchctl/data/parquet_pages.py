@@ -1,7 +1,4 @@
-"""Read list columns of Parquet page by page.
-
-Without this module, `analyze` of 30 M tokens takes 33% more processor time.
-"""
+"""Read list columns of Parquet page by page. With pyarrow, `analyze` of 30 M tokens takes 33% more CPU time."""
 
 from __future__ import annotations
 

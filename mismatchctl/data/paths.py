@@ -55,10 +55,7 @@ class UnopenedFile:
 
 @dataclass(frozen=True)
 class _PathArgument:
-    """One run: its files, and the parts of its name.
-
-    `exact` is the full path, which distinguishes arguments with the same parts.
-    """
+    """One run: its files, the parts of its name, and `exact`, the full path."""
 
     shown: str
     files: tuple[str, ...]

@@ -29,10 +29,7 @@ DETAILED_CAP = 1 << 14
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
-    """Hash each value to 64 bits.
-
-    The hash is the same on every machine. The number 5 and the string "5" have the same hash.
-    """
+    """Hash each value to 64 bits, equally on every machine. The number 5 and the string "5" have the same hash."""
     texts, codes = find_distinct(values)
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts.tolist())
     return np.frombuffer(digests, "<u8").astype(np.uint64)[codes]
@@ -106,10 +103,7 @@ class TableAxis:
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums by cluster and scope (micro-batch), in sorted order.
-
-    The scope is the micro-batch if weights are normalized within micro-batches, and otherwise 0.
-    """
+    """Sums by cluster and scope (the micro-batch if it matters for normalization, else 0), in sorted order."""
 
     clusters: Hashes  # hash of the cluster of each row [R]
     scopes: Hashes  # hash of the micro-batch of each row [R], 0 if it does not matter
@@ -181,10 +175,7 @@ def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
 
 
 class BatchRows:
-    """The rows of the cluster tables of a batch: one per group, cluster and scope.
-
-    If there are more than `cap` clusters, clusters are merged.
-    """
+    """Rows of a batch's cluster tables: one per group, cluster and scope. Above `cap`, clusters are merged."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
         order, new = _sorted(clusters, cells)
@@ -270,10 +261,7 @@ LabelValue = str | int | float | bool | None
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """Number the rows [S] from 0, ordered by their previous number and then by their keys.
-
-    Equal rows get equal numbers.
-    """
+    """Number the rows [S] from 0 by their previous number and then by their keys. Equal rows get equal numbers."""
     for values in keys:
         if values is not None and not _is_constant(values):
             _, codes = find_distinct(_mark_missing(values))

@@ -167,10 +167,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class CorrectionFacts:
-    """The effect of a correction on the sequences of a block, before weights are normalized.
-
-    For a grid of corrections, arrays are [S, ...] with the axes of the grid.
-    """
+    """The effect of a correction on a block before normalization. For a grid, arrays are [S, ...] with its axes."""
 
     length: Float64s  # tokens per sequence [S]
     kept: Float64s  # kept tokens [S]

@@ -96,10 +96,7 @@ class MeasurePlan:
 
     @cached_property
     def row_columns(self) -> TableAxis:
-        """Return the columns of the file of `--sequences`.
-
-        The other columns are not computed, because they would need ten times the memory.
-        """
+        """Return the columns of the file of `--sequences`. All columns would need ten times the memory."""
         own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
         return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 
@@ -183,10 +180,7 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
-    """Sort a batch by group, and return the run, the label and the bounds of each group.
-
-    The sequences of a group keep their order.
-    """
+    """Sort a batch by group, keeping the order within groups, and return their runs, labels and bounds."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)

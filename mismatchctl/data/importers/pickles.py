@@ -130,10 +130,7 @@ class _ByteBudget:
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return the budget of a file of `size` bytes.
-
-        The budget is larger than the file, because tensors may share bytes.
-        """
+        """Return the budget of a file of `size` bytes. It is larger than the file, because tensors may share bytes."""
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:
@@ -200,10 +197,7 @@ def _build_bytes(data: Any = b"", encoding: Any = "latin1") -> bytes:
 
 
 class _PlainDict(dict[Any, Any]):
-    """A dict of strings and small integers.
-
-    Other keys are refused, because an attacker could make their hashes collide.
-    """
+    """A dict of strings and small integers. An attacker could make the hashes of other keys collide."""
 
     def __init__(self, pairs: Any = ()) -> None:
         super().__init__()

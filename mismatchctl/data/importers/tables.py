@@ -327,10 +327,7 @@ def _from_records(records: Sequence[Mapping[str, Any]], path: Path) -> pa.Table:
 
 
 def _from_columns(columns: Mapping[Any, Any], path: Path) -> pa.Table:
-    """Build a table from columns.
-
-    Columns with another number of rows are left out, and single values are repeated for all rows.
-    """
+    """Build a table from columns with the same number of rows. Single values are repeated for all rows."""
     named = {name: value for name, value in columns.items() if isinstance(name, str)}
     lengths = {name: len(value) for name, value in named.items() if _has_rows(value)}
     needed = {name: lengths[name] for name in _known(lengths)}
@@ -350,10 +347,7 @@ def _has_rows(value: Any) -> bool:
 
 
 def _arrays(columns: Mapping[str, Any], rows: int, path: Path) -> dict[str, pa.Array]:
-    """Convert columns to Arrow.
-
-    Columns that Arrow does not support are left out, but log-probs of such a type are an error.
-    """
+    """Convert columns to Arrow. Unsupported columns are left out, but unsupported log-probs are an error."""
     found = {}
     for name, value in columns.items():
         try:

@@ -94,10 +94,7 @@ def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
 
 
 class _BinnedPoints:
-    """Evaluates all points of a family of corrections from sums over bins.
-
-    `rejected` has the axes of the grid [S, ...].
-    """
+    """Evaluates all points of a family from sums over bins. `rejected` has the axes of the grid [S, ...]."""
 
     def __init__(
         self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
@@ -384,10 +381,7 @@ class FamilySums:
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
-    """Merge tables in order, without a copy.
-
-    If there are more than `cap` clusters, clusters are merged by their hash.
-    """
+    """Merge tables in order, without a copy. If there are more than `cap` clusters, clusters are merged by hash."""
     clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
     if is_folded:

@@ -168,10 +168,7 @@ SMALL_WEIGHT = -3.0  # log of the weight below which sums of w - 1 and its squar
 
 @dataclass(frozen=True)
 class BinIntervals:
-    """Intervals of adjacent bins, from `starts` [V] up to but not including `stops` [V].
-
-    An interval is empty if start >= stop.
-    """
+    """Intervals of adjacent bins, from `starts` [V] up to but not including `stops` [V]. Some may be empty."""
 
     starts: Ints
     stops: Ints
@@ -189,10 +186,7 @@ class BinIntervals:
         return found
 
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
-        """Sum `table` over each interval along `axis`, which then has length V.
-
-        Sums are only added and never subtracted, so that values outside the interval cannot cost digits.
-        """
+        """Sum `table` over each interval along `axis`, without subtractions, which would cost digits."""
         table = np.moveaxis(table, axis, -1)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
@@ -312,10 +306,7 @@ class WeightBounds:
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
 
     def factor(self, low: int, high: int, origin: float = 0.0) -> Float64s:
-        """Return the product of powers of the lower and upper bounds, minus `origin` [W].
-
-        An infinite bound gives 0, because no weight is outside such a bound.
-        """
+        """Multiply powers of the bounds minus `origin` [W]. An infinite bound gives 0: no weight is outside of it."""
         with np.errstate(over="ignore", invalid="ignore"):
             made: Float64s = (self.low - origin) ** low * (self.high - origin) ** high
         return np.where(np.isfinite(made), made, 0.0)

@@ -72,10 +72,7 @@ class SequencePlaces:
 
 
 class Kernel:
-    """The arithmetic over tokens.
-
-    This kernel uses numpy. It is for small dumps, and is the reference for other kernels.
-    """
+    """The arithmetic over tokens in numpy, for small dumps and as the reference for other kernels."""
 
     device: str | None = None  # name of the device, if it is not the CPU
     evaluates_all_tokens = False  # True if a choice of sequences costs more than their tokens

@@ -274,10 +274,7 @@ _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 
 @compile_loop
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
-    """Compute the offset in `layers` of each token, from its probability bin and the number of caps below its K3.
-
-    `surprisal` is an offset in the table of a bucket.
-    """
+    """Compute the offset in `layers` of each token from K3 and the offset of its surprisal in a bucket."""
     for j in range(len(k3)):
         place = int32(0)
         for edge in _SURPRISAL_BINS_ABOVE:
@@ -317,10 +314,7 @@ def _sum_sizes(x: Any, k3: Any) -> tuple[float, float]:
 
 @compile_loop
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
-    """Add the tokens to the bins of their positions. Adjacent tokens in the same bin are summed first.
-
-    Without gaps, `first` is the position of x[0].
-    """
+    """Add tokens to the bins of their positions, summed per bin first. Without gaps, x[0] is at `first`."""
     start = 0
     while start < len(x):
         if len(position):
@@ -379,10 +373,7 @@ def reduce_sequences(
 
 @compile_loop
 def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
-    """Return flags of log ratios <= `low` or >= `high`.
-
-    The loop writes no indices, so that the compiler can use vector instructions.
-    """
+    """Mark log ratios <= `low` or >= `high`, without indices, so that the loop uses vector instructions."""
     for j in range(len(policy)):
         x = np.float64(policy[j]) - np.float64(reference[j])
         marks[j] = (x <= low) | (x >= high)
@@ -392,10 +383,7 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Write the tokens with a log ratio <= `low` or >= `high` to `found`, and return their number.
-
-    If `found` is too small, it contains the first matching tokens. `marks` [TILE] is a buffer.
-    """
+    """Write as many tokens with a log ratio <= `low` or >= `high` as fit to `found`, and return their number."""
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
         for start in range(offsets[i], offsets[i + 1], TILE):

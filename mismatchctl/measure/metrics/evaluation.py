@@ -402,10 +402,7 @@ GroupCells = dict[tuple[LabelValue, ...], CellT]
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Merges the sums of groups in input order.
-
-    To limit memory, the sums of a complete group are replaced by its metrics.
-    """
+    """Merges the sums of groups in input order. Metrics replace the sums of complete groups to limit memory."""
 
     # approximate number of sums that are closed together, so that formulas are evaluated together
     closing_size: ClassVar[int] = 1 << 22

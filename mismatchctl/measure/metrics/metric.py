@@ -374,10 +374,7 @@ def _merge_buckets(pair: PairSums) -> tuple[Ints, Float64s]:
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Return the share of K3 that belongs to the tokens with the largest K3.
-
-    Return NaN if K3 is 0 or overflows.
-    """
+    """Return the share of K3 of the tokens with the largest K3, or NaN if K3 is 0 or overflows."""
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:

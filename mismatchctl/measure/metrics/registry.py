@@ -1,7 +1,4 @@
-"""The metrics of the mismatch, of corrections and of optional data: tables of metrics.yaml, sums and formulas.
-
-Optional data are weight versions, reference KL, experts and recorded distributions.
-"""
+"""The metrics of the mismatch, of corrections and of optional data: tables of metrics.yaml, sums and formulas."""
 
 from __future__ import annotations
 
