@@ -473,7 +473,7 @@ def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
 
 
 _MIN_TOKENS, _MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 8, 0.3, 0.1
-SYSTEMATIC_MEANING = "share of the variance tied to tokens of the vocabulary in every context: weights differ"
+SYSTEMATIC_MEANING = "share of the variance that depends only on the token: above 0 if the weights differ"
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Upper bounds of the noise of the logits in float32 and bfloat16."""
 TOKEN_BOUND_SHARE = 0.15

@@ -71,7 +71,7 @@ def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perh
 
 
 def make_noise_fact(case: Case) -> Fact:
-    return make_fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}")
+    return make_fact("noise", case.noise, f"noise of the logits: below {BFLOAT16_NOISE:g} for bfloat16")
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:

@@ -79,14 +79,14 @@ def estimate_truncation(case: Case) -> Truncation | None:
     mass = float(np.where(kept, np.exp(b), 0.0).sum(axis=1).mean())
     k = _find_top_k(a, kept)
     if k is not None:
-        return Truncation(f"top-k of {k}, the length of each of its lists", "top_k", k, (k, k), mass)
+        return Truncation(f"top-k of {k}, because each list has {k} tokens", "top_k", k, (k, k), mass)
     contradiction, name, low, high = _estimate_top_p(b, kept)
     if contradiction > _MAX_CONTRADICTION:  # first top-p, because only one end of min-p is sharp
         contradiction, name, low, high = _estimate_min_p(a, b, kept, gone)
     if contradiction > _MAX_CONTRADICTION:
-        return Truncation("by a rule other than top-k, top-p and min-p", "", mass, (mass, mass), mass)
+        return Truncation("a rule other than top-k, top-p and min-p", "", mass, (mass, mass), mass)
     low, high = sorted((low, high))
-    said = f"{name.replace('_', '-')} between {low:.3g} and {high:.3g}, which every list agrees with"
+    said = f"{name.replace('_', '-')} between {low:.3g} and {high:.3g}, which fits every list"
     return Truncation(said, name, (low + high) / 2, (low, high), mass)
 
 

@@ -97,7 +97,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
         own = cause.detection
         merged = replace(
             own,
-            summary=f"{own.summary}; {symptom.summary}",
+            summary=f"{own.summary}. {symptom.summary[:1].upper()}{symptom.summary[1:]}",
             evidence=(*own.evidence, *symptom.evidence),
             where={**(symptom.where or {}), **(own.where or {})},
             share=min(own.share + symptom.share, 1.0),
@@ -162,7 +162,7 @@ def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
     if not 0 < max(own, share * whole) <= _SMALL_SHARE * whole or share * whole < _MINOR_SHARE * own:
         return row
     remaining = percent(min(share * whole / own, 1.0))
-    text = f"{detection.summary}. After the other causes are fixed, this cause has {remaining} of the K3"
+    text = f"{detection.summary}. After the other causes are fixed, this cause has {remaining} of K3"
     return replace(row, detection=replace(detection, summary=text))
 
 

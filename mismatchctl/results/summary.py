@@ -216,7 +216,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
     calm = first is None or first.cause in HARMLESS_CAUSES or first.confidence == "low"
     if calm and all(answer.level in ("good", "unknown") for answer in others):
         if first is not None and first.confidence == "low":
-            tell = f"; to find out, check {first.rivals[0].tell}" if first.rivals else ""
+            tell = f". To find out, {first.rivals[0].tell}" if first.rivals else ""
             text = f"no correction is needed so far, but the cause is uncertain{tell}"
             return Answer(question="what to do", key="nothing", level="unknown", text=text)
         return Answer(question="what to do", key="nothing", level="good", text="no correction is needed")

@@ -76,7 +76,7 @@ def detect_edited_response(case: Case) -> Detection | None:
     share, examples = float(found.sum() / max(long.sum(), 1)), case.find_loudest(found, breaks.level)
     agrees = float(np.median(np.abs(case.x[~breaks.after & case.each(found)])))
     rest = case.without(case.marked(breaks.after))
-    meaning = "share of sequences whose two sides agree up to a position and not after it"
+    meaning = "share of sequences in which the two sides agree up to a position and disagree after it"
     # if the other tokens are noisy, a rise within a row may be usual
     noisy = rest.spread > 0.12 and "truncated_sampling" not in case.explained
     noisy &= not (share > _EDIT_MOST and breaks.at_one_place)
@@ -87,21 +87,21 @@ def detect_edited_response(case: Case) -> Detection | None:
         confidence = "low" if noisy else "medium"
     return Detection(
         confidence,
-        f"in {percent(share)} of the sequences, both sides agree up to a position (median difference {agrees:.2g} "
-        f"nats) and not after it ({level:.2g} nats): the response was changed after it was sampled",
+        f"in {percent(share)} of the sequences, the two sides agree up to a position (median difference {agrees:.2g} "
+        f"nats) and disagree after it (mean difference {level:.2g} nats). The response was changed after sampling",
         share=case.share(case.marked(breaks.after)),
         evidence=(
             make_share_fact("sequences", found, long, meaning),
-            make_fact("difference_before", agrees, "median |log ratio| before the position, nats"),
-            make_fact("difference_after", level, "mean |log ratio| after the position, nats"),
-            make_fact("tokens_after", breaks.tokens_left, "median number of tokens from the position to the end"),
-            make_fact("spread_of_the_rest", rest.spread, "noise of the logits elsewhere", against=noisy),
+            make_fact("difference_before", agrees, "median |log ratio| before this position, nats"),
+            make_fact("difference_after", level, "mean |log ratio| after this position, nats"),
+            make_fact("tokens_after", breaks.tokens_left, "median number of tokens from this position to the end"),
+            make_fact("spread_of_the_rest", rest.spread, "noise of the logits in all other tokens", against=noisy),
         ),
         where=_describe_breaks(breaks, share, examples),
         examples=examples,
         positions=breaks.position[examples],
-        rivals={"unsampled_tokens": "text that another model appended looks the same: look at token_ids from that "
-                "position on"},
+        rivals={"unsampled_tokens": "read token_ids from this position on. Text that another model appended looks the "
+                "same"},
         leaves=None if confidence == "low" else rest,
     )  # fmt: skip
 
@@ -135,8 +135,9 @@ def _match_edited_spans(case: Case) -> Detection | None:
     share, span = percent(rows / max(used.sum(), 1)), int(np.median(length[found]))
     return Detection(
         "high" if rows >= 8 else "medium",
-        f"in {share} of the sequences, both sides agree before and after a span of about {span} tokens (median "
-        f"difference {agrees:.2g} nats) and not in the span ({level:.2g} nats): the span was changed after sampling",
+        f"in {share} of the sequences, the two sides disagree in a span of about {span} tokens (mean difference "
+        f"{level:.2g} nats) and agree before and after this span (median difference {agrees:.2g} nats). The span was "
+        "changed after sampling",
         tokens=tokens,
         evidence=(
             make_share_fact("sequences", found, used, "share of sequences that disagree in one span only"),
@@ -144,10 +145,10 @@ def _match_edited_spans(case: Case) -> Detection | None:
             make_fact("difference_inside", level, "mean |log ratio| in the span, nats"),
             make_fact("tokens_inside", span, "median number of tokens in the span"),
         ),
-        where={"sequences": share, "positions": f"from {format_list(at[examples], 3)} on in the examples"},
+        where={"sequences": share, "positions": f"in the examples, from token {format_list(at[examples], 3)} on"},
         examples=examples,
         positions=at[examples],
-        rivals={"unsampled_tokens": "token_ids of the span on each side: tool output or forced text looks the same"},
+        rivals={"unsampled_tokens": "read token_ids of the span. Tool output or forced text looks the same"},
     )
 
 
@@ -171,7 +172,7 @@ def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
 
 def _describe_breaks(breaks: _Breaks, share: float, examples: Ints) -> dict[str, str]:
     first = format_list(breaks.position[examples], 3)
-    return {"sequences": percent(share), "positions": f"from {first} on in the examples"}
+    return {"sequences": percent(share), "positions": f"in the examples, from token {first} on"}
 
 
 def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
@@ -271,6 +272,7 @@ def detect_misaligned(case: Case) -> Detection | None:
     common, fit = int(values[order[0]]), float(np.median(agreement[found]))
     rows = format_list(f"{values[i]:+d}: {format_count(int(counts[i]), 'row')}" for i in order)
     where = f"{format_count(abs(common), 'position')} {'earlier' if common > 0 else 'later'}"
+    where = f"after a shift that differs between rows ({rows})" if own else where
     moved, source = np.full(len(case.rollout), np.nan), case.place + case.each(shift)
     inside = (source >= 0) & (source < case.each(case.counts))
     moved[case.index[inside]] = case.r[(case.each(case.starts) + source)[inside]]
@@ -278,16 +280,16 @@ def detect_misaligned(case: Case) -> Detection | None:
     clear = clear and fit < _SHIFTED_CLEAR_AGREEMENT
     return Detection(
         "high" if share > 0.1 or clear else "low" if share < 0.02 else "medium",
-        f"in {whole} the rollout's log-probs fit the trainer's {f'each at its own shift ({rows})' if own else where}: "
-        f"the difference is {1 / max(fit, 1e-3):.3g} times smaller there",
+        f"in {whole}, the rollout's log-probs fit the trainer's log-probs {where}. With this shift, the difference "
+        f"between the two sides is {1 / max(fit, 1e-3):.3g} times smaller",
         share=case.share(found[case.sequence]),
         evidence=(
-            make_fact("shift", common, "rollout[i + shift] belongs to train[i]"),
+            make_fact("shift", common, "shift of the rollout column: rollout[i + shift] belongs to train[i]"),
             make_fact(
                 "shifts", format_list(f"{values[i]:+d}: {counts[i]}" for i in order), "number of sequences by shift"
             ),
-            make_fact("agreement", fit, "mean difference with the shift / without a shift"),
-            make_share_fact("sequences", found, long, "share of sequences, of sufficient length, that are shifted"),
+            make_fact("agreement", fit, "mean difference with the shift, divided by the difference without it"),
+            make_share_fact("sequences", found, long, "share of shifted sequences among the long sequences"),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
         examples=case.find_loudest(found),
@@ -310,21 +312,22 @@ def detect_retokenized(case: Case) -> Detection | None:
     values, counts = np.unique(shift[moved], return_counts=True)
     examples, fit = case.find_loudest(moved, case.sums(after[case.index])), float(np.median(agreement[moved]))
     shifts = format_list(f"{values[i]:+d}: {counts[i]}" for i in np.argsort(-counts))
-    used, meaning = case.counts > 0, "sequences by shift: rollout[i + shift] belongs to train[i] after the position"
+    used = case.counts > 0
+    meaning = "number of sequences by shift: after the position, rollout[i + shift] belongs to train[i]"
     return Detection(
         "high" if moved.sum() > _RETOKENIZED_MIN_ROWS else "medium",
-        f"{percent(found.sum() / max(used.sum(), 1))} of the sequences agree up to a position, and after it "
-        "only if one column is shifted: after it, both sides have the same text in different tokens",
+        f"in {percent(found.sum() / max(used.sum(), 1))} of the sequences, the two sides agree up to a position. After "
+        "this position, they only agree if one column is shifted: one side split the same text into other tokens",
         tokens=after,
         evidence=(
             make_share_fact("sequences", found, used, "share of sequences that disagree from a position on"),
             make_fact("shifts", shifts, meaning),
-            make_fact("agreement", fit, "mean difference with the shift / without a shift"),
+            make_fact("agreement", fit, "mean difference with the shift, divided by the difference without it"),
         ),
         where=_describe_breaks(breaks, float(found.mean()), examples),
         examples=examples,
         positions=breaks.position[examples],
-        rivals={"misaligned": "number of token ids on each side: does one side drop or repeat tokens?"},
+        rivals={"misaligned": "compare the number of token ids on each side. One side may drop or repeat tokens"},
     )
 
 
@@ -349,15 +352,15 @@ def _match_inverted_mask(case: Case) -> Detection | None:
     rows = np.bincount(case.sequence[masked], minlength=case.size) > 0
     return Detection(
         "high",
-        f"the two sides agree on masked tokens (median difference {outside:.3g} nats) and not on valid ones "
-        f"({inside:.3g}): the mask is inverted",
+        f"the two sides agree on masked tokens (median difference {outside:.3g} nats) and disagree on valid tokens "
+        f"({inside:.3g} nats). The mask is inverted",
         evidence=(
             make_fact("difference_masked", outside, "median |log ratio| on masked tokens, nats"),
             make_fact("difference_valid", inside, "median |log ratio| on valid tokens, nats"),
             make_fact(
                 "masked_share",
                 masked.sum() / (masked.sum() + len(case.x)),
-                "share of tokens with log-probs that are masked",
+                "masked share of the tokens that have log-probs",
             ),
         ),
         examples=case.find_loudest(rows),
@@ -381,18 +384,19 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
     meaning = "share of sequences that begin with a constant log-prob"
     return Detection(
         "high",
-        f"{percent(sequences.mean())} of the sequences begin with {runs.length.mean():.3g} tokens on average "
-        f"to which one side gives the constant {runs.value[0]:g}: the mask covers the prompt",
+        f"{percent(sequences.mean())} of the sequences begin with tokens (on average {runs.length.mean():.3g}) that "
+        f"have the constant log-prob {runs.value[0]:g} on one side. The mask counts the prompt as response",
         tokens=runs.tokens(case),
         evidence=(
             make_share_fact("sequences", sequences, case.counts > 0, meaning),
-            make_fact("tokens_each", runs.length.mean(), "tokens in the constant beginning"),
-            make_fact("difference", runs.off.mean(), "mean |log ratio| in the constant beginning, nats"),
+            make_fact("tokens_each", runs.length.mean(), "mean number of tokens with the constant"),
+            make_fact("difference", runs.off.mean(), "mean |log ratio| of the tokens with the constant, nats"),
         ),
         where={"positions": "the beginning of the response"},
         examples=case.find_loudest(sequences),
         rivals={
-            "unsampled_tokens": "token_ids: is the constant stretch the prompt, or a forced prefix of the response?"
+            "unsampled_tokens": "read token_ids of the tokens with the constant. A forced prefix of the "
+            "response looks the same"
         },
     )
 
@@ -421,19 +425,23 @@ def _match_shared_prefix(case: Case) -> Detection | None:
         return None
     return Detection(
         "medium",
-        f"responses to one prompt share their first {np.mean(lengths):.0f} tokens, for {len(hits)} of {len(pairs)} "
-        "prompts: the mask covers the prompt",
+        f"for {len(hits)} of {len(pairs)} prompts, all responses begin with the same tokens (on average "
+        f"{np.mean(lengths):.0f}). The mask counts the prompt as response",
         share=case.share(prefix),
         evidence=(
             make_fact("prompts", len(hits) / len(pairs), "share of prompts whose responses begin with the same tokens"),
-            make_fact("tokens_each", np.mean(lengths), "number of shared tokens"),
+            make_fact("tokens_each", np.mean(lengths), "mean number of shared tokens"),
             make_fact(
-                "nats", _PREFIX_MIN_SURPRISE, "no two samples share a beginning less probable than e^-20 by chance"
+                "nats",
+                _PREFIX_MIN_SURPRISE,
+                "limit: by chance, samples do not share a beginning with a probability below e^-20",
             ),
         ),
         where={"positions": f"the first {int(np.median(lengths))} tokens"},
         examples=np.array(hits[:3]),
-        rivals={"unsampled_tokens": "a forced prefix of the response (a template) looks the same: look at token_ids"},
+        rivals={
+            "unsampled_tokens": "read the first token_ids. A forced prefix of the response (a template) looks the same"
+        },
     )
 
 
@@ -552,22 +560,22 @@ def _match_placeholders(
     evidence, phrases, some = [], [], bool(ended.any())
     for name, tally in sorted(tallies.items()):
         kind, _, side = name.partition("_")
-        meaning = f"valid tokens whose {side} log-prob is {_PLACEHOLDER_KINDS[kind]}"
+        meaning = f"number of valid tokens whose {side} log-prob is {_PLACEHOLDER_KINDS[kind]}"
         evidence.append(make_fact(name, tally.tokens, meaning))
         phrases.append(f"{tally.tokens:,} valid tokens have a {side} log-prob {_PLACEHOLDER_KINDS[kind]}")
     for (side, value), tokens in sentinels.items():
-        meaning = f"valid tokens with the {side} log-prob {value:g}, far from the other side"
+        meaning = f"number of valid tokens with this {side} log-prob ({value:g})"
         evidence.append(make_fact(f"constant_{side}", int(tokens.sum()), meaning))
         phrases.append(
-            f"{int(tokens.sum()):,} valid tokens have the {side} log-prob {value:g}, far from the other side"
+            f"{int(tokens.sum()):,} valid tokens have the {side} log-prob {value:g}, far from the other side's log-prob"
         )
     if some:
-        used, meaning = case.counts > 0, "share of sequences that end in tokens without a log-prob on one side"
+        used, meaning = case.counts > 0, "share of sequences whose last tokens lack a log-prob on one side"
         evidence.append(make_share_fact("ends", ended, used, meaning))
         values = cleaned.rollout[tail]
         constant = f" (rollout: {values[0]:g})" if np.all(values == values[0]) else ""
         share = percent(ended.sum() / max(used.sum(), 1))
-        phrases.append(f"{share} of the sequences end in tokens with a log-prob on one side only{constant}")
+        phrases.append(f"in {share} of the sequences, the last tokens have a log-prob on one side only{constant}")
     counted = sum(tally.tokens for tally in tallies.values()) / max(case.evidence.tokens, 1)
     return Detection(
         "high",
@@ -577,7 +585,7 @@ def _match_placeholders(
         where={"positions": "the end of the response"} if some else {},
         examples=cleaned.find_loudest(ended),
         places=tuple(place for tally in tallies.values() for place in tally.places)[:3],
-        rivals={"mask_wrong": "compare the mask with token_ids: does it cover padding?"} if some else {},
+        rivals={"mask_wrong": "compare the mask with token_ids. The mask may count padding as valid"} if some else {},
         leaves=cleaned.without(tail),
     )
 
@@ -613,22 +621,24 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     # share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > 0.01 or quiet else "low",
-        f"{percent(share)} of the valid tokens, in {percent(sequences.mean())} of the sequences, have the "
-        f"constant rollout log-prob {value:g}, {runs.off.mean():.3g} nats above the trainer's: they were not sampled",
+        f"{percent(share)} of the valid tokens have the constant rollout log-prob {value:g}, which is "
+        f"{runs.off.mean():.3g} nats above the trainer's log-prob. The policy did not sample these tokens",
         tokens=tokens,
         evidence=(
-            make_fact("tokens", share, "share of valid tokens with a constant log-prob far above the other side's"),
-            make_share_fact(
-                "sequences", sequences, case.counts > 0, "share of sequences with a constant log-prob far above"
+            make_fact(
+                "tokens", share, "share of valid tokens with a constant rollout log-prob far above the trainer's"
             ),
+            make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that contain such tokens"),
             make_fact("constant", value, "the constant, nats"),
-            make_fact("run_length", runs.length.mean(), "number of adjacent tokens with the constant"),
-            make_fact("difference", runs.off.mean(), "mean |log ratio| in the constant beginning, nats"),
+            make_fact("run_length", runs.length.mean(), "mean number of adjacent tokens with the constant"),
+            make_fact("difference", runs.off.mean(), "mean |log ratio| of the tokens with the constant, nats"),
         ),
         where={"sequences": percent(sequences.mean()), "positions": "inside the response"},
         examples=examples,
         positions=start[examples],
-        rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 written for missing log-probs?"},
+        rivals={}
+        if len(long) >= 2
+        else {"padding_or_sentinel": "check in the code whether 0 is written for missing log-probs"},
         leaves=case.without(tokens | constant),
     )
 
@@ -663,27 +673,28 @@ def detect_engine_state(case: Case) -> Detection | None:
     used, left = case.counts > 0, f"the last {breaks.tokens_left:,} tokens"
     share, examples = float(rows / max(used.sum(), 1)), case.find_loudest(found, breaks.level)
     place = (
-        f"{left} of rows of the greatest length ({int(case.counts.max()):,} tokens)"
+        f"{left} of the longest rows ({int(case.counts.max()):,} tokens)"
         if at_limit
         else f"{'all samples of some prompts' if by_prompt else f'{percent(share)} of the rows'}, from a position on"
     )
     proof = (
-        f". These tokens were sampled: their E[ratio] is {mean:.2g}, and it would be far above 1 if the text had been "
-        "changed after sampling"
+        f". The text was not changed after sampling, because E[ratio] of these tokens is {mean:.2g} and would then be "
+        "far above 1"
     )
-    rivals = {"edited_response": "do the two sides have the same token_ids in these rows?"}
+    rivals = {"edited_response": "check whether the two sides have the same token_ids in these rows"}
     if not at_limit:
-        rivals["context_mismatch"] = "the prompt's token ids and their positions on each side"
+        rivals["context_mismatch"] = "compare the prompt's token ids and positions on the two sides"
     meanings = {
-        "sequences": "share of rows whose two sides agree up to a position and not after it",
-        "ratio_mean": "E[ratio] after that position: 1 if these tokens were sampled",
-        "tokens_after": "median number of tokens from the position to the end of the row",
-        "at_limit": "1 if only the longest rows are affected, at one distance from the end of the row",
-        "by_prompt": "1 if all samples of some prompts are affected and no others",
+        "sequences": "share of rows in which the two sides agree up to a position and disagree after it",
+        "ratio_mean": "E[ratio] after this position: 1 if these tokens were sampled",
+        "tokens_after": "median number of tokens from this position to the end of the row",
+        "at_limit": "1 if only the longest rows are affected, all at the same distance from their end",
+        "by_prompt": "1 if the affected rows are all samples of some prompts",
     }
     return Detection(
         "high" if sure else "low" if doubtful else "medium",
-        f"one side is off in {place}, by {breaks.level[found].mean():.2g} nats on average{proof if sampled else ''}",
+        f"one side is wrong in {place}. There, the mean difference is {breaks.level[found].mean():.2g} nats"
+        f"{proof if sampled else ''}",
         share=case.share(tokens),
         leaves=None if doubtful else case.without(tokens),
         evidence=(

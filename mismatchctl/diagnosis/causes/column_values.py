@@ -45,9 +45,10 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
                 found |= inside & (case.counts > 0)
         if found.sum() >= _PROBABILITIES_MIN_ROWS and found.mean() >= 0.05:
             return _match_reading(
-                case, case.reread(side, values, found), side, found, f"{side}_log_probs are probabilities: their "
-                "logarithms are {after:.3g} nats from the other side, not {before:.3g}",
-                "difference_of_logs", f"median |log ratio| with the logarithm of {side}_log_probs",
+                case, case.reread(side, values, found), side, found, f"{side}_log_probs are probabilities. "
+                "After taking their logarithm, the median difference between the two sides is {after:.3g} nats instead "
+                "of {before:.3g} nats",
+                "difference_of_logs", f"median |log ratio| after taking the logarithm of {side}_log_probs",
             )  # fmt: skip
     return None
 
@@ -60,7 +61,7 @@ def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str
         summary.format(before=before, after=after, share=percent(found.mean())),
         share=case.share(found[case.sequence]),
         evidence=(
-            make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
+            make_fact("difference_as_given", before, "median |log ratio| of the columns as they are, nats"),
             make_fact(name, after, meaning),
         ),
         where={"sequences": percent(found.mean()), "column": f"{side}_log_probs"},
@@ -73,7 +74,7 @@ def _match_two_probabilities(case: Case) -> Detection:
     apart = float(np.median(np.abs(case.x)))
     return Detection(
         "high",
-        "both columns are probabilities: all values are between 0 and 1, and the columns agree (median difference "
+        "both columns contain probabilities: all values are between 0 and 1, and the columns agree (median difference "
         f"{apart:.2g})",
         k3=1.0,
         evidence=(
@@ -100,9 +101,10 @@ def detect_reversed_rows(case: Case) -> Detection | None:
         return None
     found = case.counts > 0 if found.mean() > 0.5 else found
     reading = _match_reading(
-        case, case.reread("rollout", values, found), "rollout", found, "read from its end to its start, one column "
-        "agrees with the other: they are {after:.2g} nats apart, not {before:.2g}, in {share} of the sequences",
-        "difference_reversed", "median |log ratio| with one column reversed within its row",
+        case, case.reread("rollout", values, found), "rollout", found, "in {share} of the sequences, "
+        "one column is in reverse order. After reversing this column, the median difference between the two sides is "
+        "{after:.2g} nats instead of {before:.2g} nats",
+        "difference_reversed", "median |log ratio| after reversing one column within each row",
     )  # fmt: skip
     return replace(reading, where={"sequences": percent(found.mean())})
 
@@ -129,11 +131,11 @@ def detect_cumulative(case: Case) -> Detection | None:
         after = left.distance(everywhere)
         return Detection(
             "high",
-            f"{side}_log_probs are running sums: the differences of neighboring values are "
-            f"{after:.2g} nats from the other side, the values themselves {np.median(np.abs(case.x)):.2g}",
+            f"{side}_log_probs are running sums. The median difference from the other side is {after:.2g} nats for the "
+            f"differences of neighboring values, and {np.median(np.abs(case.x)):.2g} nats for the values themselves",
             evidence=(
-                make_fact("falls", falling, "share of values no higher than the value before"),
-                make_fact("difference_of_steps", after, f"median |log ratio| with the differences of {side}_log_probs"),
+                make_fact("falls", falling, "share of values that are not above the previous value"),
+                make_fact("difference_of_steps", after, f"median |log ratio| of the differences of {side}_log_probs"),
             ),
             where={"sequences": percent(found.mean()), "column": f"{side}_log_probs"},
             examples=case.find_loudest(found),
@@ -147,7 +149,7 @@ _OPPOSITE_SIGN = "the opposite sign"
 _LOG_READINGS = (
     _LOG_BASES
     | {_OPPOSITE_SIGN: -1.0}
-    | {f"{base} and {_OPPOSITE_SIGN}": -factor for base, factor in _LOG_BASES.items()}
+    | {f"{base} with {_OPPOSITE_SIGN}": -factor for base, factor in _LOG_BASES.items()}
 )
 """Factors that restore natural log-probs."""
 _MAX_MULTIPLE_SPREAD = 0.005
@@ -181,15 +183,15 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     if after > 0.02 * before and not signed and not fits:
         return None  # too large a rest, and not the sampling distribution either
     found = _match_reading(
-        case, left, side, best, _describe_reading(side, reading, 1 / factor) + "; after this conversion, the "
-        "median difference is "
-        "{after:.3g} nats, not {before:.3g}", "difference_reread", f"median |log ratio| with {side}_log_probs "
-        f"times {factor:.4g}",
+        case, left, side, best, _describe_reading(side, reading, 1 / factor)
+        + f". If {side}_log_probs are multiplied by {factor:.4g}, the median difference between the two sides is "
+        "{after:.3g} nats instead of {before:.3g} nats", "difference_reread",
+        f"median |log ratio| if {side}_log_probs are multiplied by {factor:.4g}",
     )  # fmt: skip
     unsure = np.minimum(np.abs(case.r), np.abs(case.t)) > -_MULTIPLE_CERTAIN
     slope = float(np.median(case.r[unsure] / case.t[unsure])) if unsure.any() else 1.0
-    fact = make_fact("slope", slope, "median of rollout log-prob / train log-prob; 1 for natural logarithms")
-    rivals = {} if reading else {"temperature": "the code: is a temperature applied to logits, or to log-probs?"}
+    fact = make_fact("slope", slope, "median of rollout log-prob divided by train log-prob: 1 for natural logarithms")
+    rivals = {} if reading else {"temperature": "check in the code whether a temperature divides logits or log-probs"}
     return replace(found, evidence=(*found.evidence, fact), rivals=rivals)
 
 
@@ -249,9 +251,9 @@ def _describe_reading(side: str, reading: str, multiple: float) -> str:
     if reading:
         return f"{side}_log_probs {'have' if reading == _OPPOSITE_SIGN else 'are in'} {reading}"
     return (
-        f"rollout_log_probs are {multiple:.4g} times the trainer's at every probability, as if log-probs, not logits, "
-        f"had been divided by a temperature: of {1 / multiple:.3g} on the rollout side, or of {multiple:.3g} on the "
-        "trainer's side"
+        f"rollout_log_probs are {multiple:.4g} times train_log_probs at every probability. This happens if log-probs "
+        f"instead of logits are divided by a temperature: of {1 / multiple:.3g} on the rollout side, or of "
+        f"{multiple:.3g} on the trainer's side"
     )
 
 
@@ -309,8 +311,8 @@ def _match_low_precision(case: Case, side: str, name: str, share: float, chance:
     as_noise = float(np.median(spacing / 4 / doubt)) / 0.6745
     return Detection(
         "high",
-        f"{percent(share)} of the {side} log-probs are exact in {name}: they were stored in this format. Rounding "
-        f"alone makes a mean difference of {rounding:.2g} nats, and the observed one is {seen:.2g} nats",
+        f"{percent(share)} of the {side} log-probs are exact in {name}, so they were stored in this format. The "
+        f"rounding causes a mean difference of {rounding:.2g} nats. The observed mean difference is {seen:.2g} nats",
         share=explained * (share if partly else 1.0),
         k3=explained * (share if partly else 1.0),
         everywhere=explained > _ROUNDING_SHARE or as_noise > _ROUNDING_SHARE / 2 * case.noise,
@@ -323,7 +325,8 @@ def _match_low_precision(case: Case, side: str, name: str, share: float, chance:
         where={"column": f"{side}_log_probs"} | ({"tokens": percent(share)} if partly else {}),
         examples=np.flatnonzero(case.counts > 0)[:3],
         rivals={
-            "numerical_noise": "log-probs computed in low precision look the same: is log_softmax done in float32?"
+            "numerical_noise": "check whether log_softmax is computed in float32. Log-probs computed in low "
+            "precision look the same"
         },
     )
 
@@ -345,8 +348,8 @@ def detect_sequence_means(case: Case) -> Detection | None:
         mean = float(np.median(far)) < 0.05 * max(float(np.median(np.abs(first[constant]))), 0.1)
         return Detection(
             "high",
-            f"{side}_log_probs contain one number per sequence, repeated on its tokens"
-            + (": the mean of its log-probs" if mean else ""),
+            f"all tokens of a sequence have the same value in {side}_log_probs"
+            + (": the mean log-prob of the sequence" if mean else ""),
             tokens=one_value[case.sequence],
             evidence=(
                 make_fact("constant_rows", constant.sum() / long.sum(), "share of rows whose values are all equal"),
@@ -377,15 +380,14 @@ def detect_clamped(case: Case) -> Detection | None:
         rows = np.bincount(case.where[at], minlength=case.size) > 0
         return Detection(
             "high",
-            f"{side}_log_probs end at {bound:.6g}: {count:,} tokens ({percent(count / len(values))}) have exactly this "
-            f"value, and {percent(beyond)} of these are as low or lower on the other side: they were clamped",
+            f"{side}_log_probs were clamped at {bound:.6g}. {count:,} tokens ({percent(count / len(values))}) "
+            "have exactly "
+            f"this value, and {percent(beyond)} of these tokens have a similar or lower log-prob on the other side",
             tokens=case.marked(at),
             evidence=(
-                make_fact("bound", bound, f"lowest of the {side} log-probs, nats"),
-                make_fact("tokens", count, "tokens with exactly the lowest log-prob"),
-                make_fact(
-                    "beyond", beyond, "share of tokens with the lowest log-prob that are not higher on the other side"
-                ),
+                make_fact("bound", bound, f"lowest {side} log-prob, nats"),
+                make_fact("tokens", count, "number of tokens with exactly this log-prob"),
+                make_fact("beyond", beyond, "share of these tokens whose log-prob is not higher on the other side"),
             ),
             where={"tokens": percent(count / len(values)), "column": f"{side}_log_probs"},
             examples=case.find_loudest(rows, case.sums(np.abs(case.x) * at)),
@@ -448,30 +450,34 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         else ("E[1 / ratio] - 1", ratio.inverse, ratio.inverse_z)
     )
     sure = count >= 20 and rows.sum() > 1
-    rival = {"truncated_sampling": "are the token ids and the recorded log-probs about the same tokens?"}
+    rival = {"truncated_sampling": "check whether the token ids and the recorded log-probs belong to the same tokens"}
     # with more wrong tokens, the other tokens are a biased selection
     return Detection(
         "high" if sure else "medium",
-        f"{format_count(count, 'token')} ({percent(count / len(case.x))}) have a {side} log-prob that belongs to "
-        f"another, likelier token: it is {np.median((own - other)[far]):.2g} nats higher there and never lower, while "
-        f"the other tokens agree. About {percent(affected)} of all tokens are affected: it does not show if the "
-        "likeliest token was sampled",
+        f"for {format_count(count, 'token')} ({percent(count / len(case.x))}), {side}_log_probs contain the "
+        "log-prob of "
+        f"another, likelier token. It is {np.median((own - other)[far]):.2g} nats above the other side's log-prob and "
+        f"never far below, and the other tokens agree. About {percent(affected)} of all tokens have this fault, which "
+        "does not show if the likeliest token was sampled",
         evidence=(
-            make_fact("tokens", count, f"tokens whose {side} log-prob is far above the other side's"),
-            make_fact("share", count / len(case.x), "share of tokens that are far above the other side"),
-            make_fact("affected", affected, "estimated share of tokens with the likeliest token's log-prob"),
+            make_fact("tokens", count, f"number of tokens whose {side} log-prob is far above the other side's"),
+            make_fact("share", count / len(case.x), "share of these tokens"),
+            make_fact("affected", affected, "estimated share of tokens with the log-prob of the likeliest token"),
             make_fact(
-                "other_way", other_way, "tokens as far below the other side, per token far above; 0.5 or more for noise"
+                "other_way",
+                other_way,
+                "tokens that are as far below, divided by the tokens far above: 0.5 or more for noise",
             ),
             make_fact(
                 "sum_of_both",
                 float(np.quantile(sums, 0.99)),
-                "99% quantile of exp(rollout) + exp(train) on tokens far above: at most 1 for two different tokens",
+                "99% quantile of the sum of the two probabilities at these tokens: at most 1 for two different tokens",
             ),
             make_fact(
                 "between",
                 between,
-                "tokens off by more than noise but less, per token far above: few if all other tokens agree",
+                "tokens with a smaller difference above noise, divided by the tokens far above: small if all "
+                "others agree",
             ),
             make_fact("ratio_mean_minus_one", mean, f"{name}: 0 if the column belongs to the sampled tokens"),
             make_fact("z", z, f"{name} in standard errors"),

@@ -27,15 +27,17 @@ def detect_length_mismatch(case: Case) -> Detection | None:
     parts = "; ".join(part for part in (unfit.describe_odd_column(), unfit.pattern(), unfit.overlap()) if part)
     return Detection(
         "high" if unfit.count > 1 or share > _MOST else "medium",
-        f"in {unfit.count:,} of {rows:,} rows the lists have different lengths: {parts}. These rows are left out of "
-        "every other number",
+        f"in {unfit.count:,} of {rows:,} rows, the lists have different lengths: {parts}. All other results leave "
+        "these rows out",
         share=share,
         outside_k3=True,
         evidence=(
-            make_fact("rows", unfit.count, "rows whose lists have different lengths"),
-            make_fact("share", share, "share of all rows"),
+            make_fact("rows", unfit.count, "number of rows whose lists have different lengths"),
+            make_fact("share", share, "share of these rows"),
             *(
-                make_fact(f"{name}_differs", count, f"rows whose {name} has another length than rollout_log_probs")
+                make_fact(
+                    f"{name}_differs", count, f"number of rows whose {name} has another length than rollout_log_probs"
+                )
                 for name, count in sorted(unfit.columns.items())
             ),
         ),
@@ -63,11 +65,11 @@ def detect_constant_column(case: Case) -> Detection | None:
     value, share = next(iter(found.values()))
     return Detection(
         "high",
-        f"{names} {'is' if len(found) == 1 else 'are'} {value:g} on {percent(share)} of the tokens: "
-        "no log-probs were recorded for these tokens",
+        f"{names} {'is' if len(found) == 1 else 'are'} {value:g} at {percent(share)} of the tokens. "
+        "No log-probs were recorded for these tokens",
         k3=1.0,
         evidence=tuple(
-            make_fact(f"constant_{side}", value, f"value of {percent(share)} of {side}_log_probs")
+            make_fact(f"constant_{side}", value, f"constant value of {percent(share)} of {side}_log_probs")
             for side, (value, share) in found.items()
         ),
         where={"column": names},
@@ -85,13 +87,15 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
     count, rows = int(tokens.sum()), np.bincount(case.sequence[tokens], minlength=case.size) > 0
     share = count / max(len(case.index), 1)
     before, after = float(case.k3.mean()), float(rest.k3.mean()) if len(rest.x) else 0.0
-    values = f"{r:g}" if r == t else f"{r:g} and {t:g}"
+    values = (
+        f"log-probs of both sides are {r:g}" if r == t else f"rollout log-probs are {r:g} and train log-probs {t:g}"
+    )
     diluted = before > 0 and abs(math.log(max(after / before, 1e-9))) > 0.02
-    change = f". K3 of the other tokens is {format_number(after)}, not {format_number(before)}"
+    change = f". Without the padding, K3 is {format_number(after)} instead of {format_number(before)}"
     return Detection(
         "high",
-        f"{percent(share)} of the valid tokens, in {int(rows.sum()):,} of {case.size:,} rows, are padding: both sides "
-        f"have the constant {values} up to the {end} of the row, and no mask excludes it" + (change if diluted else ""),
+        f"{percent(share)} of the valid tokens are padding that is not masked. At the {end} of {int(rows.sum()):,} of "
+        f"{case.size:,} rows, the {values}" + (change if diluted else ""),
         share=share,
         evidence=(
             make_fact("padding", share, "share of valid tokens that are padding"),
@@ -187,9 +191,9 @@ def detect_log_densities(case: Case) -> Detection | None:
     sure = above > 0.05 and apart < 0.1 * max(spread, 0.1)
     return Detection(
         "high" if sure else "medium",
-        f"both columns contain log-densities, not log-probs: {percent(above)} of the values are above 0 on both "
-        f"sides, and the sides agree (median |log ratio| {apart:.2g}). Values above 0 are correct for a continuous "
-        "policy; limits and causes for tokens do not apply to them",
+        f"both columns contain log-densities instead of log-probs. On both sides, {percent(above)} of the values are "
+        f"above 0, and the two sides agree (median |log ratio| {apart:.2g}). Values above 0 are correct for a "
+        "continuous policy, but the limits and causes for token probabilities do not apply to such values",
         k3=1.0,
         evidence=(
             make_fact("above_zero", above, "share of values above 0 on both sides"),
@@ -197,7 +201,9 @@ def detect_log_densities(case: Case) -> Detection | None:
             make_fact("spread", spread, "standard deviation of rollout_log_probs"),
         ),
         where={"column": "rollout_log_probs and train_log_probs"},
-        rivals={} if sure else {"wrong_sign": "the code that writes the dump: log_prob, or a loss?"},
+        rivals={}
+        if sure
+        else {"wrong_sign": "check whether the code that writes the dump stores a log-prob or a loss"},
         leaves=case.without(case.sound),
     )
 
@@ -208,12 +214,12 @@ def detect_wrong_sign(case: Case) -> Detection | None:
     below, apart = float((case.r < 0).mean()), float(np.median(np.abs(case.x)))
     return Detection(
         "high",
-        "both columns are negative log-likelihoods: no value is below 0, and they reach from 0 "
-        f"to {max(float(case.r.max()), float(case.t.max())):.3g}. The columns agree "
-        f"(median difference {apart:.2g}), but every ratio is inverted",
+        "both columns contain negative log-likelihoods. All values are between 0 and "
+        f"{max(float(case.r.max()), float(case.t.max())):.3g}. The two columns agree (median difference {apart:.2g} "
+        "nats), but every ratio is inverted",
         k3=1.0,
         evidence=(
-            make_fact("below_zero", below, "share of rollout_log_probs below 0; all, for log-probs"),
+            make_fact("below_zero", below, "share of rollout_log_probs below 0: 1 for log-probs"),
             make_fact("difference", apart, "median difference of the two columns, nats"),
         ),
         where={"column": "rollout_log_probs and train_log_probs"},
@@ -244,16 +250,19 @@ def detect_packed_columns(case: Case) -> Detection | None:
     share = float(better.sum() / gapped[0].sum())
     return Detection(
         "high" if share > 0.1 or better.sum() > 10 else "medium",
-        f"in {percent(share)} of the rows with masked gaps, {side}_log_probs follow each other from {start} on, "
-        f"without the gaps: with the gaps, the mean difference is {after:.2g} nats instead of {before:.2g}. The shift "
-        "grows with every gap",
+        f"in {percent(share)} of the rows that have masked tokens between valid tokens, {side}_log_probs lack "
+        "the masked "
+        f"tokens: from {start} on, the values follow each other without a gap. If each value is moved to its valid "
+        f"token, the mean difference is {after:.2g} nats instead of {before:.2g} nats",
         share=case.share(better[case.sequence]),
         evidence=(
-            make_fact("difference_as_given", before, "mean |log ratio| of the unchanged columns, each below 5 nats"),
             make_fact(
-                "difference_unpacked", after, f"mean |log ratio| with {side}_log_probs moved to the valid positions"
+                "difference_as_given", before, "mean |log ratio| of the columns as they are (at most 5 nats per token)"
             ),
-            make_share_fact("sequences", better, gapped[0], "share of rows with gaps that agree better after the move"),
+            make_fact(
+                "difference_unpacked", after, f"mean |log ratio| if {side}_log_probs are moved to the valid tokens"
+            ),
+            make_share_fact("sequences", better, gapped[0], "share of these rows that agree better after the move"),
         ),
         where={"sequences": percent(share), "column": f"{side}_log_probs", "positions": "after a masked gap"},
         examples=case.find_loudest(better),
@@ -300,28 +309,31 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
     if not recorded and z > _BATCH_Z:
         return None
     share = float(same.sum() / long.sum())
-    how = "the rows of one micro-batch" if recorded else "rows that follow one another in the dump"
+    how = "The rows of one micro-batch" if recorded else "Neighboring rows of the dump"
     evidence = [
-        make_share_fact("identical_sequences", same, long, "share of rows that agree to the bit"),
+        make_share_fact("identical_sequences", same, long, "share of rows that are bit-identical on the two sides"),
         make_fact(
-            "noise_of_the_rest", rest.noise, f"of the logits in the other rows; bfloat16 stays below {BFLOAT16_NOISE:g}"
+            "noise_of_the_rest",
+            rest.noise,
+            f"noise of the logits in the other rows: below {BFLOAT16_NOISE:g} for bfloat16",
         ),
     ]
-    meaning = "runs of rows of one kind in the order of the dump, in standard errors: below 0 if such rows are adjacent"
+    meaning = "number of runs of identical or different rows, in standard errors: below 0 if equal kinds are adjacent"
     evidence.append(make_fact("clumping_z", z, meaning, against=z > _BATCH_Z))
     if pure is not None:
-        meaning = "share of rows that are of the same kind as most rows of their micro-batch"
+        meaning = "share of rows of the same kind (identical or different) as most rows of their micro-batch"
         evidence.append(make_fact("micro_batches", pure, meaning, against=not recorded))
     return Detection(
         "high" if recorded else "medium",
-        f"{percent(share)} of the rows agree to the bit, and the others only differ by noise ({rest.noise:.2g} in the "
-        f"logits); {how} agree or differ together: the results of the kernels depend on the batch",
+        f"{percent(share)} of the rows are bit-identical on the two sides, and the other rows differ by noise "
+        f"({rest.noise:.2g} in the logits). {how} are mostly of the same kind, so the results of the kernels depend "
+        "on the batch",
         share=case.share(other[case.sequence]),
         k3=float(rest.k3.sum() / case.k3.sum()) if case.k3.sum() > 0 else 0.0,
         evidence=tuple(evidence),
         where={"sequences": f"{percent(1 - share)}, the rows that differ"},
         examples=np.flatnonzero(other)[:3],
-        rivals={"identical": "recompute the rows that agree with the trainer: are they copied from the other column?"},
+        rivals={"identical": "recompute the identical rows with the trainer. They may be copies of the other column"},
         leaves=case.without(long[case.sequence]),
     )
 

@@ -77,32 +77,39 @@ def detect_numerical_noise(case: Case) -> Detection | None:
     place = "below" if k3 < DENSE_RANGE[0] else "above" if k3 >= MOE_RANGE[1] else "within"
     models = "dense models" if k3 < DENSE_RANGE[1] else "mixtures of experts"
     summary = (
-        f"{'only noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
-        f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {place} what {models} usually show"
+        f"the mismatch is {'only' if confidence == 'high' else 'mostly'} noise. The mean |log ratio| is "
+        f"{mean:.2g} nats, "
+        f"which is {_describe_arithmetic(case)}. K3 is {k3:.2g}, which is {place} the usual range of {models}"
     )
     if confidence == "medium" and tailed:
-        summary += f", but {percent(far)} of the tokens cause {percent(share)} of the K3, beyond the tail of the noise"
+        summary += (
+            f". However, {percent(far)} of the tokens differ by more than 12 times the noise and cause "
+            f"{percent(share)} of K3"
+        )
     if confidence != "low":
         summary += _describe_trace(case)
     if cached:
-        summary += ". Its size differs between positions, as with an 8-bit cache"
+        summary += ". The size of the noise differs between positions, as with an 8-bit cache"
     if few:
         summary += f". {len(case.x):,} tokens are too few to exclude other causes"
-    rivals = {"moe_routing": "is this a mixture of experts? Record rollout_experts and train_experts"} if tailed else {}
+    experts = "if the model is a mixture of experts, record rollout_experts and train_experts"
+    rivals = {"moe_routing": experts} if tailed else {}
     if cached:
-        rivals["cache_quantization"] = "the engine's kv_cache_dtype and the dtype of the model"
+        rivals["cache_quantization"] = "compare the engine's kv_cache_dtype with the dtype of the model"
     if case.noise > FLOAT32_NOISE and confidence != "low":
-        rivals["quantized_rollout"] = "the engine's --quantization: weights in 8 bits can make the same noise"
-    bounds = f"of the logits, robust; float32 stays below {FLOAT32_NOISE:g}, bfloat16 below {BFLOAT16_NOISE:g}"
-    kurtosis = f"kurtosis of the noise: 3 if it is normal, {_CACHE_LIKE[0]:g} at most in dense models in bfloat16"
-    ranges = f"dense models: {DENSE_RANGE[0]:g} to {DENSE_RANGE[1]:g}, mixtures of experts: to {MOE_RANGE[1]:g}"
-    beyond, z = "share of the K3 on tokens beyond 12 times the noise", case.calibration.z
+        rivals["quantized_rollout"] = "check the engine's --quantization. Weights in 8 bits can cause the same noise"
+    bounds = f"noise of the logits: below {FLOAT32_NOISE:g} for float32, below {BFLOAT16_NOISE:g} for bfloat16"
+    kurtosis = f"kurtosis of the noise: 3 for normal noise, at most {_CACHE_LIKE[0]:g} for dense models in bfloat16"
+    ranges = (
+        f"K3: {DENSE_RANGE[0]:g} to {DENSE_RANGE[1]:g} for dense models, up to {MOE_RANGE[1]:g} for mixtures of experts"
+    )
+    beyond, z = "share of K3 from tokens that differ by more than 12 times the noise", case.calibration.z
     return Detection(
         confidence,
         summary,
         evidence=(
             make_fact("noise", case.noise, bounds),
-            make_fact("spread", case.spread, "noise of the logits that would cause the whole K3, its tail included"),
+            make_fact("spread", case.spread, "noise of the logits that would cause the whole K3"),
             make_fact("unevenness", uneven, kurtosis, against=cached),
             make_fact("difference", mean, "mean |log ratio|, nats"),
             make_fact("k3", k3, ranges, against=k3 > MOE_RANGE[1]),
@@ -110,7 +117,7 @@ def detect_numerical_noise(case: Case) -> Detection | None:
             make_fact(
                 "ratio_mean_z",
                 z,
-                "E[ratio] - 1 in standard errors: near 0 if the rollout column is the sampling distribution",
+                "E[ratio] - 1 in standard errors: near 0 if the rollout column belongs to the sampling distribution",
                 against=not balanced,
             ),
         ),
@@ -128,15 +135,16 @@ def _unevenness(case: Case) -> float:
 
 def _describe_arithmetic(case: Case) -> str:
     if case.noise < FLOAT32_NOISE and case.spread < 1e-3:
-        return "as float32 arithmetic makes it"
+        return "usual for float32 arithmetic"
     if case.noise < BFLOAT16_NOISE:
-        return "as bfloat16 arithmetic makes it"
+        return "usual for bfloat16 arithmetic"
     if may_be_larger(case):
         return (
-            "more than bfloat16 arithmetic causes in small models; larger or more certain models, experts or a cache "
-            "in low precision can cause it"
+            "more than bfloat16 arithmetic causes in small models. Possible reasons are a larger or more "
+            "certain model, "
+            "experts, or a cache in low precision"
         )
-    return "above what bfloat16 arithmetic makes"
+    return "more than bfloat16 arithmetic causes"
 
 
 def _describe_trace(case: Case) -> str:
@@ -144,10 +152,11 @@ def _describe_trace(case: Case) -> str:
         return ""
     shared, z = case.systematic_share
     if shared < 0.004 or z < 4:
-        return ". Weights or a cache in 8 bits can make the same noise: check the engine's settings"
+        return ". Weights or a cache in 8 bits can cause the same noise, so check the engine's settings"
     return (
-        f". {percent(shared)} of the variance depends on the token alone: the sides round the weights differently, "
-        "to bfloat16 or to 8 bits; both look the same at this size"
+        f". {percent(shared)} of the variance depends only on the token, so the two sides round the weights "
+        "differently "
+        "(to bfloat16 or to 8 bits, which look the same at this size)"
     )
 
 
@@ -176,24 +185,26 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     if balanced and plausible and not rounded:
         confidence = "high" if grows and z > 6.0 and case.noise < _CACHE_USUAL_NOISE else "medium"
     rivals = {
-        "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise smaller?",
-        "random_noise": "score a batch twice with the trainer: with dropout, the results differ",
-        "weights_differ": "checksums of the weights on both sides",
+        "numerical_noise": "sample the same prompts with the cache in bfloat16 (kv_cache_dtype=auto). Noise "
+        "then stays the same",
+        "random_noise": "score a batch twice with the trainer. With dropout, the results differ",
+        "weights_differ": "compare checksums of the weights on the two sides",
     }
     if rounded:
-        rivals["low_precision_logging"] = "the same log-probs with all their digits"
+        rivals["low_precision_logging"] = "record the same log-probs with all their digits"
     meanings = {
-        "late": "noise in the last third of a response over the noise in its middle third",
-        "shared": "share of the variance tied to tokens of the vocabulary: small, so the weights agree",
-        "tail": "share of the K3 on tokens beyond 12 times the noise: a quantized cache has most of the K3 below",
+        "late": "noise in the last third of a response divided by the noise in its middle third",
+        "shared": "share of the variance that depends only on the token: small if the weights agree",
+        "tail": "share of K3 from tokens that differ by more than 12 times the noise: small for a quantized cache",
         "ratio": "E[ratio] - 1 in standard errors: near 0 for noise",
     }
     return Detection(
         confidence,
-        f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 "
-        "makes, not tied to tokens of the vocabulary"
-        + (f" and {times:.3g} times larger late in the response than in its middle" if grows else "")
-        + (", and of one size in all contexts, as with 8-bit arithmetic" if even else ""),
+        f"the noise of the logits is {case.noise:.2g}, which is {case.noise / BFLOAT16_NOISE:.2g} times the "
+        "maximum for "
+        "bfloat16, and does not depend on the token"
+        + (f". It is {times:.3g} times larger late in the response than in its middle" if grows else "")
+        + (". It has the same size in all contexts, as with 8-bit arithmetic" if even else ""),
         evidence=(
             make_noise_fact(case),
             make_fact("late_over_middle", times, meanings["late"], against=not grows),
@@ -252,8 +263,8 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
     )
     return Detection(
         "high" if sure else "medium" if share > 0.1 else "low",
-        f"both sides chose different experts for {percent(rate)} of the tokens: the mean K3 is {inside:.2g} on these "
-        f"tokens and {outside:.2g} on the others",
+        f"the engine and the trainer chose different experts for {percent(rate)} of the tokens. The mean K3 is "
+        f"{inside:.2g} on these tokens and {outside:.2g} on all other tokens",
         share=case.share(case.marked(flipped)),
         k3=share * max(0.0, 1 - outside / inside) if inside > 0 else 0.0,
         evidence=(
@@ -263,10 +274,10 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
             make_fact(
                 "k3_share",
                 share,
-                "share of the K3 on tokens with different experts, including the K3 that other tokens also have",
+                "share of K3 from tokens whose experts differ",
             ),
             make_fact("z", z, "mean K3 where experts differ minus mean K3 where experts agree, in standard errors"),
-            make_fact("by_layer", ", ".join(rates), "tokens whose experts differ, by layer"),
+            make_fact("by_layer", ", ".join(rates), "share of tokens whose experts differ, by layer"),
         ),
         where={
             "layers": f"most in layer {int(np.argmax(layer_rates))} of {layers}, counted from 0",
@@ -298,24 +309,24 @@ def _match_tails(case: Case) -> Detection | None:
     if far < _ROUTING_FAR[1] or farther < _ROUTING_FARTHER[1]:
         return None
     share = float(case.k3[tail].sum() / max(case.k3.sum(), 1e-300))
-    meaning = "share of tokens beyond 12 times the noise; dense models at this noise: below 0.0005"
+    meaning = "share of tokens that differ by more than 12 times the noise: below 0.0005 for dense models"
     return Detection(
         "low",
-        f"{percent(far)} of the tokens differ by more than 12 times the usual noise and cause {percent(share)} of the "
-        "K3, as they do if the two sides choose different experts",
+        f"{percent(far)} of the tokens differ by more than 12 times the usual noise and cause {percent(share)} of K3. "
+        "This is typical if the engine and the trainer choose different experts",
         share=case.share(case.marked(tail)),
         evidence=(
             make_fact("beyond_12", far, meaning),
-            make_fact("beyond_20", farther, "share beyond 20 times the noise"),
-            make_fact("k3_share", share, "share of the K3 on tokens beyond 12 times the noise"),
+            make_fact("beyond_20", farther, "share of tokens that differ by more than 20 times the noise"),
+            make_fact("k3_share", share, "share of K3 from tokens that differ by more than 12 times the noise"),
         ),
         where={"tokens": percent(far)},
         examples=case.find_loudest(case.counts > 0, case.sums(tail * case.k3)),
-        rivals={"numerical_noise": "rollout_experts and train_experts: do the experts of these tokens differ?"},
+        rivals={"numerical_noise": "record rollout_experts and train_experts. The experts of these tokens may agree"},
     )
 
 
-_POSITION_SETTINGS = "rope_theta, ALiBi slopes, window and position_ids of the two sides"
+_POSITION_SETTINGS = "compare rope_theta, ALiBi slopes, attention window and position_ids of the two sides"
 _OTHER_MODEL_COHERENCE = 0.9
 
 
@@ -330,18 +341,18 @@ def detect_other_model(case: Case) -> Detection | None:
     if direction.likely > _OTHER_MODEL_COHERENCE and direction.unlikely < -_OTHER_MODEL_COHERENCE:
         return None
     meaning, inverse = (
-        "E[ratio] - 1, 0 if the rollout column is the sampling distribution",
-        "E[1 / ratio] - 1, 0 if the trainer's column is the sampling distribution",
+        "E[ratio] - 1: 0 if the rollout column belongs to the sampling distribution",
+        "E[1 / ratio] - 1: 0 if the trainer's column belongs to the sampling distribution",
     )
     tell = (
-        "a logits processor (penalty, bias, softcap) that acts before sampling and not before recording: the engine's "
-        "logprobs mode"
+        "check the engine's logprobs mode. A logits processor (penalty, bias, softcap) may change the samples but not "
+        "the recorded log-probs"
     )
     return Detection(
         "high" if ratio.z > 10.0 and abs(ratio.inverse_z) < 0.3 * ratio.z else "medium",
-        f"the trainer's column is the distribution that sampled (E[1 / ratio] - 1 = {ratio.inverse:.2g}), the "
-        f"rollout's is not (E[ratio] - 1 = {ratio.excess:.2g}): it contains another model's log-probs, off by "
-        f"{case.noise:.2g} in the logits",
+        f"the trainer's column belongs to the sampling distribution (E[1 / ratio] - 1 = {ratio.inverse:.2g}), and the "
+        f"rollout column does not (E[ratio] - 1 = {ratio.excess:.2g}). The rollout column contains the log-probs of "
+        f"another model, with a difference of {case.noise:.2g} in the logits",
         evidence=(
             make_fact("ratio_mean_minus_one", ratio.excess, meaning),
             make_fact("z", ratio.z, "E[ratio] - 1 in standard errors"),
@@ -366,19 +377,20 @@ def _match_impossible_tokens(case: Case) -> Detection | None:
     return Detection(
         "medium",
         f"{format_count(tally.tokens, 'sampled token')} in {format_count(tally.sequences, 'row')} "
-        f"{'have' if tally.tokens > 1 else 'has'} probability 0 in the trainer (log-prob -inf): the trainer masks "
+        f"{'have' if tally.tokens > 1 else 'has'} probability 0 in the trainer (log-prob -inf). The trainer excludes "
         "tokens that the engine can sample. K3 does not include these tokens",
         share=share,
         evidence=(
-            make_fact("tokens", tally.tokens, "valid tokens whose train log-prob is -inf"),
-            make_fact("share", share, "share of valid tokens"),
+            make_fact("tokens", tally.tokens, "number of valid tokens whose train log-prob is -inf"),
+            make_fact("share", share, "share of these tokens"),
         ),
         where={"tokens": percent(share), "column": "train_log_probs"},
         examples=np.zeros(0, np.int64),
         places=tally.places,
         rivals={
-            "truncated_sampling": "top_k, top_p and the sampling mask of the trainer",
-            "low_precision_logging": "is log_softmax done in float32, or the logarithm of a probability in float16?",
+            "truncated_sampling": "check top_k, top_p and the sampling mask of the trainer",
+            "low_precision_logging": "check whether log_softmax is computed in float32. The logarithm of a "
+            "small float16 probability is -inf",
         },
         outside_k3=True,
     )
@@ -399,21 +411,24 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
     if abs(z) < _VOCABULARY_Z or not 2e-4 < abs(lost) < 0.3 or lost * ratio.excess < 0:
         return None
     fewer, more = ("rollout", "trainer") if lost < 0 else ("trainer", "rollout")
-    meaning = "E[ratio] - 1 over the tokens within the noise: 0 for equal vocabularies"
+    meaning = "E[ratio] - 1 of the tokens within the noise: 0 for equal vocabularies"
     return Detection(
         "medium",
-        f"the ratios do not average to 1 (E[ratio] - 1 = {lost:.2g}, {abs(z):.2g} standard errors): "
+        f"the mean ratio is not 1 (E[ratio] - 1 = {lost:.2g}, which is {abs(z):.2g} standard errors). "
         f"{percent(abs(lost))} of the {more}'s probability is on tokens that the {fewer} does not have",
         evidence=(
             make_fact("ratio_mean_minus_one", lost, meaning),
             make_fact("z", z, "E[ratio] - 1 in standard errors"),
             make_fact(
-                "ratio_mean_z", ratio.z, "of all tokens, in standard errors", against=abs(ratio.z) < _VOCABULARY_Z
+                "ratio_mean_z",
+                ratio.z,
+                "E[ratio] - 1 of all tokens, in standard errors",
+                against=abs(ratio.z) < _VOCABULARY_Z,
             ),
         ),
         rivals={
-            "truncated_sampling": "the engine's top_k, top_p and min_p: a light truncation looks the same",
-            "logit_bias": "bad_words, allowed tokens and masks of structured output on the engine",
+            "truncated_sampling": "check the engine's top_k, top_p and min_p. A light truncation looks the same",
+            "logit_bias": "check bad_words, allowed tokens and structured output on the engine",
         },
         everywhere=True,
     )
@@ -441,18 +456,21 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
     if case.noise < BFLOAT16_NOISE and shared < 0.04:
         return None
     bound = shared > TOKEN_BOUND_SHARE
-    rivals = {"weights_differ": "checksums of the weights; an adapter that one side has not merged looks the same"}
+    rivals = {
+        "weights_differ": "compare checksums of the weights. An adapter that one side has not merged looks the same"
+    }
     if not bound:
         rivals["position_mismatch"] = _POSITION_SETTINGS
     direction = "correlation with the next weight update: near 0 for quantization"
     return Detection(
         "high" if bound and case.noise < _QUANTIZED_MAX_NOISE / 4 else "medium",
-        f"{percent(shared)} of the variance of the log ratio depends on the token alone, at every position, and not "
-        "along the policy's direction of learning: the engine and the trainer have different weights",
+        f"{percent(shared)} of the variance of the log ratio depends only on the token, and this part does not "
+        "follow the "
+        "policy's updates. The engine and the trainer have different weights",
         evidence=(
             make_fact("systematic", shared, SYSTEMATIC_MEANING),
-            make_fact("z", z, "share of the variance tied to tokens, in standard errors"),
-            make_fact("noise", case.noise, "of the logits, robust"),
+            make_fact("z", z, "share of the variance that depends only on the token, in standard errors"),
+            make_fact("noise", case.noise, "noise of the logits"),
             make_fact("along_learning", along, direction),
         ),
         examples=case.find_loudest(case.counts > 0, case.means(np.abs(case.scaled))),
@@ -475,27 +493,30 @@ def detect_weights_differ(case: Case) -> Detection | None:
     sure = z > 8.0 and sampled and len(case.x) >= MIN_STRUCTURE_TOKENS and not placed and not turned
     slight = not bound and is_near_bound(case)  # bfloat16 rounds weights too, each token's in its own way
     meanings = {
-        "ratio": "E[ratio] - 1 in standard errors: 0 if the rollout column is the sampling distribution",
-        "late": "median difference late in responses over that at the start",
-        "likely": "coherence of log ratios of likely tokens: 0 for noise, +-1 if all have one sign",
+        "ratio": "E[ratio] - 1 in standard errors: 0 if the rollout column belongs to the sampling distribution",
+        "late": "median difference late in responses divided by the median difference at their start",
+        "likely": "direction of the log ratios of likely tokens: 0 for noise, 1 or -1 if all have the same sign",
     }
     rivals = {"position_mismatch": _POSITION_SETTINGS} if placed else {}
     rivals |= {
-        "stale_policy": "rollout_version and train_version of each side, or current_log_probs",
-        "quantized_rollout": "the engine's --quantization, and the dtype of the checkpoint that it loads",
-        "other_model": "checkpoint names, adapters and weight checksums of the two sides",
-        "logit_bias": "the engine's logit_bias and penalties: do a few tokens explain the whole mismatch?",
+        "stale_policy": "record rollout_version and train_version, or current_log_probs",
+        "quantized_rollout": "check the engine's --quantization and the dtype of its checkpoint",
+        "other_model": "compare checkpoint names, adapters and weight checksums of the two sides",
+        "logit_bias": "check the engine's logit_bias and penalties, and whether a few tokens cause the whole mismatch",
     }
     if turned:
-        rivals["logit_softcap"] = "temperature and softcap of each side: all likely tokens move one way"
+        rivals["logit_softcap"] = (
+            "compare temperature and softcap of the two sides, because all likely tokens change in one direction"
+        )
     return Detection(
         "high" if sure else "low" if rises or slight else "medium",
-        f"the two sides have different weights{', or positions' if placed else ''}: {percent(shared)} of the variance "
-        f"of the log ratio depends on the token alone, at every position, and the noise ({case.noise:.2g} in the "
-        f"logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 causes",
+        f"the two sides have different weights{' or positions' if placed else ''}. {percent(shared)} of the "
+        "variance of "
+        f"the log ratio depends only on the token, and the noise of the logits ({case.noise:.2g}) is "
+        f"{case.noise / BFLOAT16_NOISE:.2g} times the maximum for bfloat16",
         evidence=(
             make_fact("systematic", shared, SYSTEMATIC_MEANING),
-            make_fact("z", z, "share of the variance tied to tokens, in standard errors"),
+            make_fact("z", z, "share of the variance that depends only on the token, in standard errors"),
             make_noise_fact(case),
             make_fact("ratio_mean_z", ratio.z, meanings["ratio"], against=not sampled),
             make_fact("late_over_early", rise, meanings["late"], against=rises),
@@ -559,20 +580,21 @@ def _match_tokens(case: Case) -> Detection | None:
     return Detection(
         "low" if tail or more else "high" if sure else "medium",
         f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'cause' if count > 1 else 'causes'} "
-        f"{percent(share)} of the K3: they are {np.median(size[chosen]):.2g} nats off, other tokens are "
-        f"{np.median(size[~chosen]):.2g} nats off, and no known cause explains such tokens",
+        f"{percent(share)} of K3, and no known cause explains this. The median difference is "
+        f"{np.median(size[chosen]):.2g} nats there, and {np.median(size[~chosen]):.2g} nats at all other tokens",
         tokens=case.marked(chosen),
         evidence=(
-            make_fact("tokens", count, "tokens that differ far more than the others"),
-            make_fact("rows", sequences, "sequences with tokens that differ far more"),
-            make_fact("k3_share", share, "share of these tokens in the K3 that other causes do not explain"),
+            make_fact("tokens", count, "number of tokens that differ far more than all others"),
+            make_fact("rows", sequences, "number of sequences that contain these tokens"),
+            make_fact("k3_share", share, "share of these tokens in the K3 that is left after the other causes"),
             make_fact("probability", probability, "median trainer probability of these tokens"),
         ),
         where={"tokens": f"{count:,} of {len(case.x):,}", "sequences": f"{sequences:,} of {case.size:,}"} | seats,
         examples=examples,
         positions=np.array([first[int(row)] for row in examples]),
         rivals={
-            "padding_or_sentinel": "both columns next to token_ids around these positions: a constant or an end",
+            "padding_or_sentinel": "read both columns next to token_ids around these positions. A constant "
+            "points to placeholders",
             "edited_response": "decode these rows and compare the text with the engine's output",
         },
     )
@@ -601,15 +623,15 @@ def _match_rows(case: Case) -> Detection | None:
     if found is None:
         return None
     share = float(found.louder.sum()) / found.rows
-    meaning = "variance of the rows' log levels beyond chance, below 0.6 for rows of one kind"
+    meaning = "variance of the log difference between rows, beyond chance: below 0.6 for rows of one kind"
     return Detection(
         "high" if found.rows >= _SURE_ROWS and found.variance >= _SURE_VARIANCE else "medium",
-        f"rows are of two kinds: in {percent(share)} of the rows, the two sides are {found.times:.3g} times as "
-        f"far apart as "
-        "in the others, without a pattern in the dump's columns: these rows were sampled or scored differently",
+        f"the rows are of two kinds. In {percent(share)} of the rows, the two sides are {found.times:.3g} times as far "
+        "apart as in the other rows, and no column of the dump explains this. These rows were sampled or scored "
+        "differently",
         tokens=found.louder[case.sequence],
         evidence=(
-            make_fact("sequences", share, "share of the rows that are farther apart"),
+            make_fact("sequences", share, "share of the rows whose two sides are farther apart"),
             make_fact(
                 "times",
                 found.times,
@@ -620,9 +642,9 @@ def _match_rows(case: Case) -> Detection | None:
         where={"sequences": percent(share)},
         examples=case.find_loudest(found.louder),
         rivals={
-            "stale_worker": "record the worker, rank or engine of each row: do these come from one?",
-            "temperature": "the sampling settings of these requests, compared with the others",
-            "stale_policy": "record rollout_version of each row: are these older?",
+            "stale_worker": "record the worker, rank or engine of each row. These rows may come from one worker",
+            "temperature": "compare the sampling settings of these requests with the other requests",
+            "stale_policy": "record rollout_version of each row. These rows may have older weights",
         },
     )
 
@@ -639,25 +661,26 @@ def _match_everywhere(case: Case) -> Detection | None:
         return None  # a usual tail beyond noise is part of the noise finding
     sure = told and (case.noise > 0.2 or broken)
     summary = (
-        f"the two sides are {np.mean(np.abs(case.x)):.2g} nats apart on average, a noise of {case.noise:.2g} in the "
-        f"logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 causes. It does not depend on the "
-        "token, position, worker or step"
+        f"the mean |log ratio| is {np.mean(np.abs(case.x)):.2g} nats. The noise of the logits is "
+        f"{case.noise:.2g}, which "
+        f"is {case.noise / BFLOAT16_NOISE:.2g} times the maximum for bfloat16. It does not depend on the token, "
+        "position, worker or step"
     )
     if case.certain_tokens_differ:
         summary += (
-            "; certain tokens differ like the others, as if a number had been added to log-probs, or log_softmax "
-            "computed in low precision"
+            ". Tokens with a probability near 1 differ like all others. This happens if a number was added to the "
+            "log-probs, or if log_softmax was computed in low precision"
         )
     if broken:
-        summary += "; the rollout column is not the distribution that sampled (E[ratio] is not 1)"
-    meaning = "E[ratio] - 1 in standard errors: not 0 where another distribution sampled"
+        summary += ". The rollout column does not belong to the sampling distribution (E[ratio] is not 1)"
+    meaning = "E[ratio] - 1 in standard errors: 0 if the rollout column belongs to the sampling distribution"
     return Detection(
         "low" if may_be_larger(case) else "high" if sure else "medium",
         summary,
         evidence=(
             make_noise_fact(case),
             make_fact("spread", case.spread, "noise of the logits that would cause this K3"),
-            make_fact("tail_k3", share, "share of the K3 on tokens beyond the tail of noise"),
+            make_fact("tail_k3", share, "share of K3 from tokens that differ by more than 12 times the noise"),
             make_fact("ratio_mean_z", ratio.z, meaning),
             make_fact("inverse_ratio_mean_z", ratio.inverse_z, _TRAINER_SAMPLED),
         ),
@@ -671,13 +694,14 @@ def _match_unrelated(case: Case) -> Detection:
     means = (ratio.z, ratio.excess), (ratio.inverse_z, ratio.inverse)
     # a possible sampling distribution has a small E[ratio] - 1, unrelated columns have far more
     sampled = any(abs(z) < 3.0 and mean < 2.0 for z, mean in means)
-    limit = ", or weights have moved very far, so that one of the two may still be the sampling distribution"
-    meaning = "E[ratio] - 1 in standard errors, 0 if the rollout column is the sampling distribution"
-    usual = "of the two columns; other weights and settings usually leave it above 0.6"
+    limit = ", or the weights of the two sides are very different"
+    meaning = "E[ratio] - 1 in standard errors: 0 if the rollout column belongs to the sampling distribution"
+    usual = "correlation of the two columns: usually above 0.6, even with different weights or settings"
     return Detection(
         "medium" if sampled else "high",
-        f"the two columns have little to do with each other (correlation {together:.2g}): they are not log-probs of "
-        f"the same tokens in the same order{limit if sampled else ', with any weights'}",
+        f"the two columns are nearly unrelated (correlation {together:.2g}), so they are not log-probs of the "
+        "same tokens "
+        f"in the same order{limit if sampled else ''}",
         evidence=(
             make_fact("correlation", together, usual),
             make_fact("ratio_mean_z", ratio.z, meaning, against=sampled),
@@ -685,23 +709,23 @@ def _match_unrelated(case: Case) -> Detection:
             make_fact("difference", np.mean(np.abs(case.x)), "mean |log ratio|, nats"),
         ),
         rivals={
-            "swapped_rows": "join rollout and trainer by a sequence id, not by position",
-            "misaligned": "lengths, offsets and padding of each side next to token_ids",
-            "edited_response": "the text of each side",
+            "swapped_rows": "join rollout and trainer rows by a sequence id instead of by position",
+            "misaligned": "compare lengths, offsets and padding of each side with token_ids",
+            "edited_response": "compare the text of the two sides",
         },
         everywhere=True,
     )
 
 
-_TRAINER_SAMPLED = "E[1 / ratio] - 1 in standard errors, 0 if the trainer's column is the sampling distribution"
+_TRAINER_SAMPLED = "E[1 / ratio] - 1 in standard errors: 0 if the trainer's column belongs to the sampling distribution"
 _BROKEN_RIVALS = {
-    "other_model": "is this column a draft model's, or from before a logits processor? Score a batch with both",
-    "mask_wrong": "token_ids under the mask: did the policy sample all of them?",
+    "other_model": "check whether the rollout column comes from a draft model, or from before a logits processor",
+    "mask_wrong": "read token_ids of the valid tokens. The policy must have sampled all of them",
 }
 _NOISE_RIVALS = {
-    "weights_differ": "checksums of the weights on both sides; merge adapters; compare checkpoint names",
-    "random_noise": "score a batch twice with the trainer: with dropout or router noise, the results differ",
-    "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids on each side; a row scored alone "
-    "and together with longer rows: equal? It is not if padding is attended to",
-    "cache_quantization": "the same prompts with the cache in bfloat16",
+    "weights_differ": "compare checkpoint names and weight checksums of the two sides, and merge adapters",
+    "random_noise": "score a batch twice with the trainer. With dropout or router noise, the results differ",
+    "position_mismatch": "compare rope_theta, rope scaling, sliding_window and position_ids of the two sides. Score a "
+    "row alone and together with longer rows: the results differ if the attention includes padding",
+    "cache_quantization": "sample the same prompts with the cache in bfloat16",
 }

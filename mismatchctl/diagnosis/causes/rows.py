@@ -38,7 +38,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
     same_id = np.mean([ids[row] is not None and ids[row] == ids[original[row]] for row in np.flatnonzero(again)])
     return Detection(
         "low" if likeliest else "high",
-        f"{count} of {eligible} rows of sufficient length ({share}) repeat another row to the bit",
+        f"{count} of {eligible} rows ({share}) have exactly the log-probs of another row. Short rows are not tested",
         share=count / eligible,
         outside_k3=True,
         evidence=(
@@ -47,7 +47,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
         ),
         where={"sequences": share},
         examples=np.flatnonzero(again)[:3],
-        rivals={"numerical_noise": "prompt ids: with greedy sampling, equal prompts give equal rows"}
+        rivals={"numerical_noise": "compare prompt ids. With greedy sampling, equal prompts give equal rows"}
         if likeliest
         else {},
         leaves=case.without(again[case.sequence]),
@@ -75,7 +75,7 @@ def detect_identical(case: Case) -> Detection | None:
     if tally is None or case.evidence.tokens == 0:
         return None
     share = tally.tokens / case.evidence.tokens
-    fact = make_fact("identical_share", share, "share of valid tokens whose two log-probs are the same bits")
+    fact = make_fact("identical_share", share, "share of valid tokens whose two log-probs are bit-identical")
     if share >= _IDENTICAL_TOKEN_SHARE:
         return _match_identical(case, tally.tokens, fact)
     long = case.counts >= 16
@@ -90,15 +90,18 @@ def detect_identical(case: Case) -> Detection | None:
         where["worker"] = format_list(sorted(set(workers[same].tolist()), key=str))
     return Detection(
         "medium",
-        f"{where['sequences']} of the sequences agree to the bit, the others do not: some rows contain a copy",
+        f"{where['sequences']} of the sequences are bit-identical on the two sides, and the others are not. Some rows "
+        "contain a copy of the other column",
         share=0.0,
         evidence=(
             fact,
-            make_share_fact("identical_sequences", same, long, "share of long sequences that agree to the bit"),
+            make_share_fact("identical_sequences", same, long, "share of long sequences that are bit-identical"),
         ),
         where=where,
         examples=np.flatnonzero(same)[:3],
-        rivals={"numerical_noise": "recompute these rows with the trainer"},
+        rivals={
+            "numerical_noise": "recompute these rows with the trainer. If the results differ, the rows contain a copy"
+        },
         leaves=case.without(same[case.sequence]),
     )
 
@@ -110,19 +113,19 @@ def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
     text = f"all {tokens:,} valid tokens are bit-identical in the two columns"
     if other:
         text = (
-            f"{same:,} of {tokens:,} valid tokens are bit-identical in the two columns; {format_count(other, 'token')} "
+            f"{same:,} of {tokens:,} valid tokens are bit-identical in the two columns. {format_count(other, 'token')} "
         )
-        text += f"{'does' if other == 1 else 'do'} not" + (f" (by up to {away.max():.2g} nats)" if len(away) else "")
+        text += f"differ{'s' * (other == 1)}" + (f" (by up to {away.max():.2g} nats)" if len(away) else "")
     different = case.evidence.tallies.get("different") if other else None
-    evidence = [fact, make_fact("differing_tokens", other, "valid tokens whose two log-probs differ")]
+    evidence = [fact, make_fact("differing_tokens", other, "number of valid tokens whose two log-probs differ")]
     if different is not None:
-        evidence.append(make_fact("differing_rows", different.sequences, "rows with tokens whose two log-probs differ"))
+        evidence.append(make_fact("differing_rows", different.sequences, "number of rows that contain these tokens"))
     return Detection(
         "high",
         text,
         evidence=tuple(evidence),
         where={"tokens": f"all but {other:,} of {tokens:,}" if other else "all"},
-        rivals={"numerical_noise": "recompute one batch with the trainer: if it is not equal, the column is a copy"},
+        rivals={"numerical_noise": "recompute one batch with the trainer. If the results differ, the column is a copy"},
         examples=np.arange(0 if other else min(3, case.size)),
         places=() if different is None else different.places,
         leaves=case.without(case.sound),
@@ -155,19 +158,19 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
     pairs = [f"{names[candidates[i]]} contains {names[candidates[best[i]]]}'s" for i in np.flatnonzero(matched)]
     there, here, count = float(np.median(reached[matched])), float(np.median(own[matched])), int(matched.sum())
-    meaning = "share of sequences with another row's log-probs; the other row can be missing: at most all that "
-    meaning += "disagree throughout"
+    meaning = "share of sequences with another row's log-probs (at most: all sequences whose two "
+    meaning += "sides disagree throughout, if the other row is missing)"
     return Detection(
         "high" if (count > 2 and not most) or matched.mean() > _SWAPPED_SURE_SHARE else "medium",
-        f"the rollout log-probs of {format_count(count, 'row')} fit the trainer's of another row: {there:.2g} nats "
-        f"from the other row, {here:.2g} nats from their own",
+        f"the rollout log-probs of {format_count(count, 'row')} fit the train log-probs of another row. The mean "
+        f"difference is {there:.2g} nats from the other row and {here:.2g} nats from their own row",
         tokens=found[case.sequence],
         evidence=(
-            make_fact("rows", count, "rows whose rollout log-probs fit another row"),
+            make_fact("rows", count, "number of rows whose rollout log-probs fit another row"),
             make_share_fact("sequences", found, long, meaning, perhaps=off > _SWAPPED_MIN_DISTANCE),
-            make_fact("difference_own", here, "mean |log ratio| without a change (at most 1), nats"),
-            make_fact("difference_other", there, "mean |log ratio| compared with the row that fits, nats"),
-            make_fact("pairs", format_list(pairs, 6), "which row contains the log-probs of which other row"),
+            make_fact("difference_own", here, "mean |log ratio| from their own row, nats (at most 1 per token)"),
+            make_fact("difference_other", there, "mean |log ratio| from the row that fits, nats"),
+            make_fact("pairs", format_list(pairs, 6), "rows that contain the log-probs of another row"),
         ),
         where={"sequences": percent(found.mean())},
         examples=candidates[matched][:3],
@@ -188,7 +191,7 @@ def _cross_distances(case: Case, candidates: Ints) -> Float64s:
 
 
 _CONTEXT_MIN_LENGTH = 24
-_LIKE_WEIGHTS = "Other weights, for example quantized ones, show the same"
+_LIKE_WEIGHTS = "Different weights, for example quantized weights, look the same"
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
 """Ratio of early to late differences: quantized weights cause up to 1.4, one lost prompt token 2 and more."""
 
@@ -262,27 +265,27 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     sizes = [float(np.median(np.abs(case.scaled[used & part]))) for part in (early, late)]
     ratio, everywhere = float(np.exp(np.clip(case.x[late], -20, 7)).mean()), share > _NEARLY_ALL
     meanings = {
-        "jump": "of log |difference| from the last tokens before the boundary to the first after it",
-        "drift": "rise of log |difference| within turns: a difference of positions would rise there too",
+        "jump": "rise of log |difference| from the last tokens before the turn boundary to the first tokens after it",
+        "drift": "rise of log |difference| within turns: large if positions differ",
     }
     return Detection(
         "high" if z > 7.0 else "medium",
-        f"the difference jumps at the start of turn {int(first) + 1} and stays: {sizes[1] / max(sizes[0], 1e-12):.3g} "
-        f"times larger from there on{'' if everywhere else f', in {percent(share)} of the rows'}. The two sides saw "
-        "different contexts from that turn on",
+        f"{'' if everywhere else f'in {percent(share)} of the rows, '}the difference becomes "
+        f"{sizes[1] / max(sizes[0], 1e-12):.3g} times larger at the start of turn {int(first) + 1} and stays at this "
+        "level. The two sides saw different contexts from this turn on",
         share=case.share(case.marked(late)),
         evidence=(
             make_fact("jump", mean, meanings["jump"]),
-            make_fact("z", z, "jump at the turn boundary in standard errors over rows"),
+            make_fact("z", z, "rise at the turn boundary, in standard errors over rows"),
             make_fact("drift", drift, meanings["drift"]),
             make_fact("stays", stays, "log |difference| of later turns minus log |difference| of earlier turns"),
-            make_fact("ratio_mean", ratio, "E[ratio] after the turn boundary, 1 if these tokens were sampled"),
+            make_fact("ratio_mean", ratio, "E[ratio] after the turn boundary: 1 if these tokens were sampled"),
         ),
         where={"positions": f"from turn {int(first) + 1} on", "sequences": percent(share)},
         examples=case.find_loudest(concerned, case.means(np.where(late, np.abs(case.scaled), 0.0))),
         rivals={
-            "engine_state": "the engine's prefix cache: sample again without it",
-            "edited_response": "token ids of the observation between the turns, on both sides",
+            "engine_state": "sample again without the engine's prefix cache",
+            "edited_response": "compare the token ids of the observation between the turns on the two sides",
         },
         leaves=None if everywhere else case.without(case.marked(late)),
         everywhere=everywhere,
@@ -350,30 +353,34 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     removed = [cause for cause in case.explained if cause in ("unsampled_tokens", "edited_response")]
     meanings = {
-        "slope": "slope of log |difference| by octave of the distance, within sequences; below 0 if the "
+        "slope": "slope of log |difference| per doubling of the distance from the start: below 0 if the "
         "difference fades",
-        "early_over_late": "median difference (in logits) of early tokens, relative to the last quarter; other "
-        f"contexts: {_SURE_FACTOR:g} and more",
-        "ratio": "E[ratio] - 1, 0 if both sides are distributions",
+        "early_over_late": "median difference (in logits) of the first tokens divided by the difference "
+        f"in the last quarter: {_SURE_FACTOR:g} or more for different contexts",
+        "ratio": "E[ratio] - 1: 0 if the rollout column belongs to the sampling distribution",
     }
     where = "the first tokens of the response" if boundary == "response" else "the first tokens after a turn boundary"
     return Detection(
         "low" if not clear else "high" if sure else "medium",
-        f"the difference is largest at {where} and fades: {times:.3g} times larger there than late in the response. "
+        f"the difference fades: it is {times:.3g} times larger at {where} than late in the response. "
         + ("The two sides saw different contexts" if clear else _LIKE_WEIGHTS),
         evidence=(
             make_fact("slope", slope, meanings["slope"]),
-            make_fact("z", z, "slope of log |difference| in standard errors"),
+            make_fact("z", z, "slope of log |difference|, in standard errors"),
             make_fact("early_over_late", times, meanings["early_over_late"], against=not clear),
             make_fact("ratio_mean_minus_one", ratio.excess, meanings["ratio"], against=abs(ratio.z) > 5),
         ),
         where={"positions": where, "sequences": percent((start > np.median(np.abs(case.x))).mean())},
         examples=case.find_loudest(case.counts >= _CONTEXT_MIN_LENGTH, start),
         rivals={
-            "edited_response": "the prompt token ids of each side, compared token by token",
-            "stale_prefix": "the engine's prefix cache: is it flushed with every weight update?",
+            "edited_response": "compare the prompt token ids of the two sides token by token",
+            "stale_prefix": "check whether the engine flushes its prefix cache with every weight update",
         }
-        | ({} if clear else {"weights_differ": "checksums of the weights; the engine's --quantization"}),
+        | (
+            {}
+            if clear
+            else {"weights_differ": "compare checksums of the weights, and check the engine's --quantization"}
+        ),
         everywhere=clear,
         symptom_of=removed[0] if removed and boundary == "turn" and case.turns is None else "",
     )
@@ -401,26 +408,27 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
     loud = int((louder[several] > rows[several] / 2).sum())
     return Detection(
         "medium",
-        f"the prompt decides: of {prompts} prompts, the rows of {loud} are {found.times:.3g} times as far apart as the "
-        f"other rows, and in {whole} of them all rows are alike. The two sides treat them differently: their padding, "
-        "positions or length",
+        f"the mismatch depends on the prompt. For {loud} of {prompts} prompts, the two sides are "
+        f"{found.times:.3g} times "
+        f"as far apart as for the others. For {whole} of all prompts, nearly all rows are of the same kind. The two "
+        "sides treat some prompts differently, for example their padding, positions or length",
         tokens=found.louder[case.sequence],
         evidence=(
-            make_fact("prompts", prompts, "prompts with several rows"),
+            make_fact("prompts", prompts, "number of prompts with several rows"),
+            make_fact("alike", whole / prompts, "share of these prompts whose rows are all far apart or all close"),
+            make_fact("expected", expected / prompts, "this share as expected by chance"),
             make_fact(
-                "alike", whole / prompts, "share of prompts with several rows whose rows are all far apart, or all not"
-            ),
-            make_fact("expected", expected / prompts, "the same share of prompts as expected by chance"),
-            make_fact(
-                "times", found.times, "difference (in logits) of rows that are far apart, divided by that of other rows"
+                "times",
+                found.times,
+                "difference (in logits) of the rows that are far apart, divided by the difference of the other rows",
             ),
         ),
         where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},
         examples=case.find_loudest(found.louder),
         rivals={
-            "position_mismatch": "position_ids of padded rows: does left padding count? Score such a prompt alone",
-            "stale_prefix": "the engine's prefix cache: is it flushed with every weight update?",
-            "temperature": "the sampling settings by prompt or data source: are they the same?",
+            "position_mismatch": "check whether position_ids count left padding. Score such a prompt alone",
+            "stale_prefix": "check whether the engine flushes its prefix cache with every weight update",
+            "temperature": "compare the sampling settings of the prompts or data sources",
         },
     )
 
@@ -455,23 +463,27 @@ def detect_position_mismatch(case: Case) -> Detection | None:
     factor, z, size = loudness_rise(case)
     if z < 5.0 or factor < 2.0 or size[1] / 0.6745 < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None
-    meaning = "median difference (in logits) of the last quarter over the first tokens"
+    meaning = "median difference (in logits) of the last quarter divided by the difference of the first tokens"
     sure = factor > 4.0 and z > 8.0 and abs(case.calibration.z) < 5
     return Detection(
         "high" if sure else "medium",
         f"the difference grows {factor:.3g}x from the first tokens to the last quarter of the responses (from "
-        f"{size[0]:.2g} to {size[1]:.2g} in the logits): both sides agree near the start and not far from it, as "
-        "if positions or the attention window differ",
+        f"{size[0]:.2g} to {size[1]:.2g} in the logits). This is typical if positions or the attention window differ",
         evidence=(
             make_fact("late_over_early", factor, meaning),
-            make_fact("z", z, "rise of the loudness within responses, in standard errors"),
-            make_fact("late", size[1], f"median difference late; bfloat16 makes less than {BFLOAT16_NOISE:g}"),
+            make_fact("z", z, "growth of the difference within responses, in standard errors"),
+            make_fact(
+                "late",
+                size[1],
+                f"median difference (in logits) late in responses: below {BFLOAT16_NOISE:g} for bfloat16",
+            ),
         ),
         where={"positions": "late in the response"},
         examples=case.find_loudest(case.counts >= _POSITION_MIN_LENGTH, case.means(np.abs(case.scaled))),
         rivals={
-            "cache_quantization": "the same prompts with the cache in bfloat16: errors of a cache accumulate too",
-            "edited_response": "the token ids of each side from the middle of the response on",
+            "cache_quantization": "sample the same prompts with the cache in bfloat16. Errors of a quantized "
+            "cache accumulate too",
+            "edited_response": "compare the token ids of the two sides from the middle of the response on",
         },
         everywhere=True,
     )

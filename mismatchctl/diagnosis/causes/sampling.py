@@ -21,10 +21,12 @@ from mismatchctl.diagnosis.distributions import (
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.results.model import Fact
 
-_ROLLOUT_SAMPLED = "E[ratio] - 1, 0 if the rollout column is the sampling distribution"
-_TRAINER_SAMPLED = "E[1 / ratio] - 1, 0 if the trainer's column is the sampling distribution"
-_LIKELY = "direction of the log ratios of tokens above 0.6: 0 for noise, ±1 if all have one sign"
-_STEEPNESS = "how the log-probs of unlikely tokens scale relative to each other: 1 for a temperature, 0 for a bound"
+_ROLLOUT_SAMPLED = "E[ratio] - 1: 0 if the rollout column belongs to the sampling distribution"
+_TRAINER_SAMPLED = "E[1 / ratio] - 1: 0 if the trainer's column belongs to the sampling distribution"
+_LIKELY = (
+    "direction of the log ratios of tokens with a probability above 0.6: 0 for noise, ±1 if all have the same sign"
+)
+_STEEPNESS = "how the log-probs of unlikely tokens scale: 1 for a temperature, 0 for a softcap"
 
 
 def detect_temperature(case: Case) -> Detection | None:
@@ -37,27 +39,31 @@ def detect_temperature(case: Case) -> Detection | None:
     told, steep = found.likelier == "rollout" and not truncated, truncated or found.plainly_scaled
     rivals = {}
     if not told:
-        rivals["raw_logprobs"] = "the engine's logprobs mode, or more tokens: E[ratio] is 1 for a temperature"
+        rivals["raw_logprobs"] = (
+            "check the engine's logprobs mode, or record more tokens. E[ratio] is 1 for a temperature"
+        )
     if not steep:
-        rivals["logit_softcap"] = "final_logit_softcapping of the two configurations: bounded logits look similar"
+        rivals["logit_softcap"] = "compare final_logit_softcapping of the two configurations. A softcap looks similar"
     if not found.sure:
-        rivals["stale_policy"] = "rollout_version and train_version: a policy with lower entropy looks similar"
-    ways = ("lose", "gain") if case.coherence.likely < 0 else ("gain", "lose")
-    fits = "largest E[ratio] - 1 over groups of contexts, in standard errors; 0 for a temperature"
-    one, interval = "of the rollout relative to the trainer", found.interval
+        rivals["stale_policy"] = (
+            "compare rollout_version with train_version. A newer policy with lower entropy looks similar"
+        )
+    ways = ("lower", "higher") if case.coherence.likely < 0 else ("higher", "lower")
+    fits = "largest E[ratio] - 1 over groups of contexts, in standard errors: 0 for a temperature"
+    one, interval = "temperature of the rollout relative to the trainer", found.interval
     return Detection(
         "high" if (found.sure and steep and (told or found.listed)) or truncated else "medium",
-        f"the rollout is at temperature {found.temperature:.4g} {format_interval(interval)}of the trainer's: likely "
-        f"tokens all {ways[0]} in the trainer and unlikely ones all {ways[1]}",
+        f"relative to the trainer, the rollout has temperature {found.temperature:.4g} {format_interval(interval)}"[:-1]
+        + f". Likely tokens have a {ways[0]} log-prob in the trainer, and unlikely tokens have a {ways[1]} log-prob",
         evidence=(
             make_fact("temperature", found.temperature, one, interval=interval),
-            make_fact("steepness", found.steepness, f"{_STEEPNESS} or a shift", against=not steep),
+            make_fact("steepness", found.steepness, f"{_STEEPNESS} or a constant offset", against=not steep),
             *([make_fact("worst_context_z", found.misfit_z, fits, against=found.refuted)] if found.misfit_z else []),
             make_fact("likely", case.coherence.likely, _LIKELY),
             make_fact(
                 "unlikely",
                 case.coherence.unlikely,
-                "direction of the log ratios of unlikely tokens; a temperature reverses it",
+                "direction of the log ratios of unlikely tokens: a temperature reverses this direction",
             ),
             make_fact("ratio_mean_minus_one", case.calibration.excess, _ROLLOUT_SAMPLED, against=not told),
             make_fact("inverse_ratio_mean_minus_one", case.calibration.inverse, _TRAINER_SAMPLED),
@@ -75,7 +81,7 @@ _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 30, 4.0
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
 """Probability of tokens with nuclei of about p; tolerance and spread of equal masses."""
 _MIN_P_NOTE = (
-    "its value is relative to the likeliest token, whose probability only lists contain (rollout_top_log_probs)"
+    "the value of min-p needs the probability of the likeliest token, which only rollout_top_log_probs contain"
 )
 
 
@@ -114,21 +120,24 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
         setting, told = _describe_tempered_setting(case, *power, nucleus)
     kept, below = float(np.exp(np.quantile(case.x, _TRUNCATED_QUANTILE))), float((case.x < 0).mean())
     plain = nucleus or kept < 0.8
-    rival = {"other_vocabulary": "the two vocabulary sizes: padding or banned tokens look the same"}
-    meaning = "E[ratio] - 1: minus the mass that the sampler cut off; 0 without truncation"
+    rival = {
+        "other_vocabulary": "compare the vocabulary sizes of the two sides. Padding or banned tokens look the same"
+    }
+    meaning = "E[ratio] - 1: minus the probability mass that the sampler removed, 0 without truncation"
     return Detection(
         "high" if plain and (one_sided or likely < -0.8) else "medium",
-        f"{percent(below)} of the tokens have a higher log-prob in the rollout, as if {percent(-excess)} of the "
-        f"probability had been cut off and the rest renormalized: {setting}",
+        f"{percent(below)} of the tokens have a higher log-prob in the rollout than in the trainer, because the "
+        "sampler "
+        f"removed {percent(-excess)} of the probability mass. Estimated setting: {setting}",
         share=_share_below(case),
         evidence=(
             make_fact("ratio_mean_minus_one", excess, meaning),
             make_fact("z", z, "E[ratio] - 1 in standard errors"),
-            make_fact("one_sided", below, "share of tokens that the trainer gives less; 0.5 for noise"),
+            make_fact("one_sided", below, "share of tokens with a lower log-prob in the trainer: 0.5 for noise"),
             make_fact(
                 "exact_zeros", zeros, "share of tokens with a rollout log-prob of exactly 0", against=not nucleus
             ),
-            make_fact("kept_mass", kept, "smallest probability mass that was kept, about"),
+            make_fact("kept_mass", kept, "estimate of the smallest probability mass that the sampler kept"),
             *told,
         ),
         where={"tokens": percent(below)},
@@ -153,19 +162,25 @@ def _share_below(case: Case) -> float:
 
 
 def _match_truncation(case: Case, read: Truncation) -> Detection:
-    ratio, kept = case.calibration, "mean of the trainer's probability that is kept, over positions with a cut"
-    meaning, against = "E[ratio] - 1: minus the mass that the sampler cut off", ratio.z > _TRUNCATED_Z
+    ratio, kept = case.calibration, "mean probability mass that the sampler kept, at positions with removed tokens"
+    meaning, against = "E[ratio] - 1: minus the probability mass that the sampler removed", ratio.z > _TRUNCATED_Z
     return Detection(
         "high" if read.name else "medium",
-        "the rollout's lists give no probability to tokens that the trainer could choose; where the rollout "
-        f"cuts tokens, it keeps {percent(read.mass)} of the mass: {read.setting}",
+        "the rollout's lists of log-probs exclude tokens to which the trainer gives a probability. At such "
+        "positions, the "
+        f"rollout keeps {percent(read.mass)} of the probability mass. Estimated setting: {read.setting}",
         share=_share_below(case),
         evidence=(
-            make_fact(read.name or "kept_mass", read.value, "of the sampler, from its lists", interval=read.interval),
+            make_fact(
+                read.name or "kept_mass",
+                read.value,
+                "setting of the sampler, from its lists of log-probs",
+                interval=read.interval,
+            ),
             make_fact("kept_mass", read.mass, kept),
             make_fact("ratio_mean_minus_one", ratio.excess, meaning, against=against),
         ),
-        rivals={} if read.name else {"other_vocabulary": "the tokens without a probability: are they banned?"},
+        rivals={} if read.name else {"other_vocabulary": "check whether the excluded tokens are banned on the engine"},
         leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
@@ -185,32 +200,39 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
     nucleus = ends[0] - ends[1] < 0.15
     if certain is not None and nucleus:
         low, p_low, high = (float(np.exp(value)) for value in _estimate_nucleus(certain))
-        said = f"top-p of about {p_low:.3g} (a nucleus of one token has log-prob 0, down to probability {p_low:.3g})"
-        return said, [make_fact("top_p", p_low, "of the sampler: the least probable token alone", interval=(low, high))]
+        said = f"top-p of about {p_low:.3g} (tokens above this probability are the only choice and have log-prob 0)"
+        return said, [
+            make_fact(
+                "top_p",
+                p_low,
+                "top-p of the sampler, from the least probable token that was the only choice",
+                interval=(low, high),
+            )
+        ]
     level = _level_mass(case)
     if level is not None:
         value, interval = level
-        said = f"top-p of about {value:.3g} (the same mass is kept for every unlikely sampled token)"
-        meaning = "of the sampler: the mass that is kept at every place"
+        said = f"top-p of about {value:.3g} (all positions with an unlikely token keep the same probability mass)"
+        meaning = "top-p of the sampler, from the probability mass that it keeps"
         return said, [make_fact("top_p", value, meaning, interval=interval)]
     if nucleus and drift < -_KEPT_LENGTH_Z:
         least, most = sorted(ends)
-        said = f"top-p between {least:.3g} and {most:.3g} according to the kept mass"
-        meaning = "of the sampler, from the mass that it keeps"
+        said = f"top-p between {least:.3g} and {most:.3g}"
+        meaning = "top-p of the sampler, from the probability mass that it keeps"
         return said, [make_fact("top_p", (least + most) / 2, meaning, interval=(least, most))]
     if drift > _KEPT_LENGTH_Z:
-        return f"min-p, because more tokens are kept if less mass is cut; {_MIN_P_NOTE}", []
+        return f"min-p (positions that keep more tokens lose less probability mass; {_MIN_P_NOTE})", []
     if certain is not None:
-        return f"top-p or min-p, because single tokens are kept (not distinguishable); if min-p, {_MIN_P_NOTE}", []
+        return f"top-p or min-p (not distinguishable, because some positions keep one token; {_MIN_P_NOTE})", []
     return _describe_top_k(length)
 
 
 def _describe_top_k(length: tuple[int, int, int] | None) -> tuple[str, list[Fact]]:
     if length is None:
-        return "top-k (no exact zeros); k cannot be estimated if less than a tenth of the mass is cut", []
+        return "top-k (too few positions lose a tenth of the probability mass to estimate k)", []
     fewest, k, most_kept = length
-    said = f"{fewest:,} to {most_kept:,}; no exact zeros, the same number at every position"
-    meaning = "E[1 / p] of the sampled tokens: the number of kept tokens"
+    said = f"{fewest:,} to {most_kept:,}; all positions keep the same number of tokens"
+    meaning = "top-k of the sampler, from the number of tokens that it keeps"
     return f"top-k of about {k:,} ({said})", [make_fact("top_k", k, meaning, interval=(fewest, most_kept))]
 
 
@@ -218,10 +240,10 @@ def _describe_tempered_setting(
     case: Case, b: float, ends: tuple[float, float], explained: float, nucleus: bool = False
 ) -> tuple[str, list[Fact]]:
     """Describe the truncation of a rollout that samples from p^b."""
-    meaning = "of the rollout relative to the trainer, from different tokens after the same prompt and prefix"
+    meaning = "temperature of the rollout relative to the trainer, from different tokens after the same prefix"
     if explained < SAME_SURE_EXPLAINED:
         said = f"a temperature of about {1 / b:.2g} together with other settings (top-p, top-k, min-p, penalties)"
-        return said, [make_fact("temperature", 1 / b, meaning + ", about")]
+        return said, [make_fact("temperature", 1 / b, f"estimated {meaning}")]
     interval = 1 / ends[1], 1 / ends[0]
     facts = [make_fact("temperature", 1 / b, meaning, interval=interval)]
     said = f"temperature {1 / b:.3g} {format_interval(interval)}and "
@@ -233,7 +255,7 @@ def _describe_tempered_setting(
         if high - low < 0.045 and value < 1:
             half = max(high - low, error)
             ends = value - half, min(value + half, 1.0)
-            meaning = "of the sampler: the mass that is kept of the distribution at this temperature"
+            meaning = "top-p of the sampler, from the probability mass that it keeps at this temperature"
             facts.append(make_fact("top_p", value, meaning, interval=ends))
             return f"{said}top-p of about {value:.3g} {format_interval(ends)}".rstrip(), facts
     length, drift = _estimate_kept_tokens(case, 1 - mass)
@@ -321,24 +343,27 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
     if found.likelier != "train" or case.reshaped or not (found.scaled or found.sure):
         return None
     interval = found.interval and (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
-    own, ratio, known = 1 / found.temperature, case.calibration, "of the trainer relative to the rollout column"
+    own, ratio = 1 / found.temperature, case.calibration
+    known = "temperature of the trainer relative to the rollout column"
     return Detection(
         "high" if found.sure and found.plainly_scaled else "medium",
-        f"the trainer's log-probs belong to the sampling distribution, at temperature {own:.4g} "
-        f"{format_interval(interval)}of the recorded ones: the engine reports log-probs from before its temperature",
+        f"the trainer's log-probs belong to the sampling distribution. Relative to the rollout column, they have "
+        f"temperature {own:.4g} {format_interval(interval)}"[:-1]
+        + ". The engine reports log-probs from before its temperature",
         evidence=(
             make_fact("temperature", own, known, interval=interval),
             make_fact(
                 "ratio_mean_minus_one",
                 ratio.excess,
-                "E[ratio] - 1: not 0, so the rollout column is not the sampling distribution",
+                "E[ratio] - 1: 0 if the rollout column belongs to the sampling distribution",
             ),
             make_fact("inverse_ratio_mean_minus_one", ratio.inverse, _TRAINER_SAMPLED),
             make_fact("z", ratio.z, "E[ratio] - 1 in standard errors"),
             make_fact("inverse_z", ratio.inverse_z, "E[1 / ratio] - 1 in standard errors"),
         ),
         rivals={
-            "temperature": "the engine's logprobs mode; a trainer at the wrong temperature would have E[ratio] = 1"
+            "temperature": "check the engine's logprobs mode. If the trainer's temperature were wrong, E[ratio] "
+            "would be 1"
         },
         leaves=case.relabelled(reshaped=True),
         everywhere=True,
@@ -364,24 +389,24 @@ def _compare_entropy(case: Case) -> Detection | None:
         return None
     colder = mean < 0
     kind = (
-        "the sampling distribution is sharper: a lower temperature, top-p or top-k, or greedy decoding"
+        "the sampling distribution is sharper (a lower temperature, top-p, top-k or greedy decoding)"
         if colder
         else "the sampling distribution is flatter, or the entropy belongs to other tokens or to another temperature"
     )
     return Detection(
         "high" if colder and abs(z) > 8.0 and own / usual < 0.95 else "medium",
-        f"the columns agree, but they are not the sampling distribution: the mean negative log-prob is {own:.3g} nats, "
-        f"and the recorded entropy is {usual:.3g}. For sampled tokens the two are equal, so {kind}",
+        f"the two columns agree but do not belong to the sampling distribution. The mean negative log-prob is "
+        f"{own:.3g} "
+        f"nats and the mean recorded entropy is {usual:.3g} nats, but these are equal for sampled tokens. "
+        f"Therefore, {kind}",
         k3=0.0,
         evidence=(
             make_fact("surprise", own, "mean negative log-prob of the tokens, nats"),
             make_fact("entropy", usual, "mean recorded entropy of the same tokens, nats"),
-            make_fact(
-                "surprise_over_entropy", own / usual, "1 if the recorded distribution is the sampling distribution"
-            ),
+            make_fact("surprise_over_entropy", own / usual, "1 if the columns belong to the sampling distribution"),
             make_fact("z", z, "mean negative log-prob minus recorded entropy, in standard errors"),
         ),
-        rivals={"low_entropy": "the temperature and the tokens of the recorded entropy"},
+        rivals={"low_entropy": "check the temperature and the tokens of the recorded entropy"},
         everywhere=True,
     )
 
@@ -396,11 +421,11 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     why = (
         "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances from each other"
     )
-    fits = "largest E[ratio] - 1 in standard errors at the best temperature, 0 for a temperature"
+    fits = "largest E[ratio] - 1 at the best temperature, in standard errors: 0 for a temperature"
     return Detection(
         "medium",
-        f"likely tokens all lose on the side of the {side} and unlikely ones gain, as at another temperature, but "
-        f"{why}: the {side} bounds large logits, and the other side does not",
+        f"in the {side}, likely tokens have lower log-probs and unlikely tokens have higher log-probs, as with another "
+        f"temperature. However, {why}. The {side} bounds large logits, and the other side does not",
         evidence=(
             make_fact("steepness", found.steepness, _STEEPNESS),
             make_fact("steepness_error", found.steepness_error, "standard error of the steepness"),
@@ -410,8 +435,8 @@ def detect_logit_softcap(case: Case) -> Detection | None:
         ),
         where={"tokens": "all", "side": side},
         rivals={
-            "temperature": "the sampling temperature of each side",
-            "weights_differ": "checksums of the weights: a sharper policy looks similar",
+            "temperature": "compare the sampling temperatures of the two sides",
+            "weights_differ": "compare checksums of the weights. A sharper policy looks similar",
         },
         leaves=case.relabelled(reshaped=True),
         everywhere=True,
@@ -448,18 +473,20 @@ def detect_logit_bias(case: Case) -> Detection | None:
     return Detection(
         "high" if held > 0.6 and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
-        f"{'higher' if size > 0 else 'lower'} in the rollout's logits at every position, and have {percent(held)} of "
-        f"the K3; the others move by {rest:.2g}: one side has a bias on these tokens",
+        f"{'higher' if size > 0 else 'lower'} in the rollout's logits at every position, and cause {percent(held)} of "
+        f"K3. The other tokens differ by {rest:.2g}. One side has a logit bias on some tokens",
         share=case.share(case.marked(chosen)),
         evidence=(
             make_fact("bias", size, "median offset of the biased tokens in the logits, rollout minus train"),
             make_fact("tokens", format_list(names[steady].tolist(), 8), "ids of the biased tokens"),
-            make_fact("k3_share", held, "share of the K3 on the biased tokens"),
+            make_fact("k3_share", held, "share of K3 from the biased tokens"),
             make_fact("others", rest, "median offset of all other tokens"),
         ),
         where={"tokens": f"ids {format_list(names[steady].tolist(), 4)}"},
         examples=case.find_loudest(case.counts > 0, case.sums(case.k3 * chosen)),
-        rivals={"weights_differ": "the engine's logit_bias, bad_words and allowed tokens; a new row of the embedding"},
+        rivals={
+            "weights_differ": "check the engine's logit_bias, bad_words and allowed tokens, and new embedding rows"
+        },
         everywhere=True,
     )
 
@@ -501,26 +528,35 @@ def detect_logit_penalty(case: Case) -> Detection | None:
     often, facts = before > 2, []
     if often.sum() > _PENALTY_MIN_TOKENS and up:
         meaning = (
-            "offset of tokens seen three times / of repeated tokens: 1 for presence and repetition, more for frequency"
+            "offset of tokens with three or more earlier occurrences, divided by the offset of all repeated "
+            "tokens: 1 for a presence or repetition penalty, more for a frequency penalty"
         )
         facts = [make_fact("after_two", float(np.median(case.scaled[often])) / up, meaning)]
     side = "rollout" if apart > 0 else "trainer"
     sure = abs(z) > 10.0 and abs(apart) > 0.6
     return Detection(
         "high" if sure else "low",  # other weights can change repeated tokens as little
-        f"tokens that occurred in the response before are {abs(up):.2g} lower in the logits of the {side} than "
-        f"the other tokens ({abs(down):.2g} the other way): the {side} has a repetition, presence or frequency "
-        "penalty, and the other side has not",
+        f"in the logits of the {side}, tokens that occurred earlier in the response are {abs(up):.2g} lower, "
+        "and all other "
+        f"tokens are {abs(down):.2g} higher. The {side} has a repetition, presence or frequency penalty, and the other "
+        "side does not",
         evidence=(
-            make_fact("apart", apart, "mean difference of repeated and fresh tokens, in units of the noise"),
-            make_fact("z", z, "difference of repeated and fresh tokens, in standard errors over sequences"),
+            make_fact("apart", apart, "mean difference between repeated and new tokens, in units of the noise"),
+            make_fact("z", z, "difference between repeated and new tokens, in standard errors over sequences"),
             make_fact("repeated", up, "median difference of repeated tokens, in logits (train minus rollout)"),
-            make_fact("fresh", down, "mean of new tokens: the opposite sign, because probabilities add up to 1"),
+            make_fact(
+                "fresh",
+                down,
+                "median difference of new tokens, in logits: the opposite sign, because probabilities add up to 1",
+            ),
             *facts,
         ),
-        where={"tokens": "those seen before in their response", "side": side},
+        where={"tokens": "tokens that occurred earlier in their response", "side": side},
         examples=case.find_loudest(case.counts > 0, case.sums(np.abs(case.x) * again)),
-        rivals={"weights_differ": f"the {side}'s repetition_penalty, presence_penalty, frequency_penalty, logit_bias"},
+        rivals={
+            "weights_differ": f"check repetition_penalty, presence_penalty, frequency_penalty and "
+            f"logit_bias of the {side}"
+        },
         everywhere=sure,
     )
 
@@ -552,7 +588,11 @@ def detect_sampling_settings(case: Case) -> Detection | None:
     if "temperature" in names:
         found = estimate_temperature(case)
         if found is not None:
-            facts.append(make_fact("temperature", found.temperature, "of the rollout relative to the trainer, about"))
+            facts.append(
+                make_fact(
+                    "temperature", found.temperature, "estimated temperature of the rollout relative to the trainer"
+                )
+            )
             parts.append(f"a temperature of about {found.temperature:.2g}")
     if "truncated_sampling" in names:
         said, told = _describe_setting(case, None) if power is None else _describe_tempered_setting(case, *power)
@@ -564,9 +604,10 @@ def detect_sampling_settings(case: Case) -> Detection | None:
         return None
     return Detection(
         "medium",
-        f"several settings of the sampler act on the rollout alone: {'; '.join(parts)}. With several at once, each "
-        "estimate is rougher. A model's generation_config.json sets all of them together",
+        f"several sampler settings act on the rollout only: {'; '.join(parts)}. With several settings, each "
+        "estimate is "
+        "less precise. The model's generation_config.json can set all of them",
         evidence=tuple(facts),
         where={"tokens": "all"},
-        rivals={"temperature": "the sampling parameters of a request, as the engine logs them"},
+        rivals={"temperature": "check the sampling parameters of a request in the engine's log"},
     )

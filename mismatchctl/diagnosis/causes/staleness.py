@@ -70,13 +70,16 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
     sizes = ", ".join(f"{level:.2g} at lag {value:g}" for value, level in sorted(levels.items())[:6])
     return Detection(
         "high",
-        f"parts of {percent(mixed[case.counts > 0].mean())} of the responses "
-        f"were sampled with older weights, up to {lags[-1]:g} versions behind the trainer's: tokens of older versions "
-        f"differ more within a response (median difference in logits: {sizes})",
+        f"in {percent(mixed[case.counts > 0].mean())} of the responses, some tokens were sampled with older "
+        "weights, up "
+        f"to {lags[-1]:g} versions behind the trainer. Tokens of older versions differ more than the other tokens of "
+        f"the response (median difference in logits: {sizes})",
         evidence=(
             make_fact("version_lag", _format_lags(lags), f"{_LAG_MEANING} of each token, as recorded"),
-            make_fact("growth", math.exp(slope), "growth of |log ratio| per version of lag within responses"),
-            make_fact("growth_z", z, "growth within responses in standard errors"),
+            make_fact(
+                "growth", math.exp(slope), "factor by which |log ratio| grows per version of lag, within responses"
+            ),
+            make_fact("growth_z", z, "growth within responses, in standard errors"),
         ),
         where={"tokens": f"{percent((lag[used] > lags[0]).mean())}, tokens of older versions"},
         everywhere=True,
@@ -117,45 +120,50 @@ def detect_stale_policy(case: Case) -> Detection | None:
     if confidence is None or ("weights_never_updated" in case.explained and not grows):
         return None  # the same stale weights already have a finding
     if behind:
-        summary = f"the rollout sampled with weights {_format_lags(behind)} versions older than the trainer's"
+        summary = f"the rollout's weights were {_format_lags(behind)} versions older than the trainer's"
         if idle:
             summary += ", but |log ratio| does not grow with the lag"
         elif grows:
-            summary += f"; |log ratio| grows {math.exp(growth):.3g}x per version"
+            summary += f". |log ratio| grows {math.exp(growth):.3g}x per version"
     elif ahead:
         summary = (
-            f"the rollout's version is ahead of the trainer's by {-newest:g}: the counters start at different numbers, "
-            "or one is written after the update. There is no sign of older weights"
+            f"the rollout's version is {-newest:g} ahead of the trainer's version. Either the counters start at "
+            "different "
+            "numbers, or one version is written after the update. There is no sign of older weights"
         )
     else:
-        summary = "the two sides have different weights: tokens differ along the policy's direction of learning" + (
-            ", although the version columns are equal" if lags else ""
-        )
+        summary = "the two sides have different weights, because tokens differ in the direction of the policy's update"
+        summary += ". The version columns are equal" if lags else ""
     evidence = []
     if lags:
         meaning = f"{_LAG_MEANING}, as recorded"
         evidence.append(make_fact("version_lag", _format_lags(lags), meaning, against=not behind))
     if several:
-        meaning, change = "growth of |log ratio| per version of lag", "growth per version of lag in standard errors"
+        meaning, change = (
+            "factor by which |log ratio| grows per version of lag",
+            "growth per version, in standard errors",
+        )
         evidence.append(make_fact("growth", math.exp(growth), meaning, against=not grows))
         evidence.append(make_fact("growth_z", growth_z, change, against=not grows))
     evidence.append(make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not weights_differ))
     if along_z:
-        meaning = "correlation with the next weight update, over tokens of the vocabulary"
+        meaning = "correlation with the policy's next update, over tokens of the vocabulary"
         evidence.append(make_fact("along_learning", along, meaning, against=not learning))
     rivals = {}
     if not lags:
-        rivals["quantized_rollout"] = "rollout_version and train_version, as the engine and the trainer know them"
+        rivals["quantized_rollout"] = (
+            "record rollout_version and train_version as the engine and the trainer report them"
+        )
     elif not (learning or grows):
-        rivals["numerical_noise"] = "a step with lag 0: is its mismatch smaller?"
+        rivals["numerical_noise"] = "check whether a step with lag 0 has a smaller mismatch"
     elif not grows:
-        rivals["quantized_rollout"] = "the engine's dtype, and the weights' checksums"
+        rivals["quantized_rollout"] = "compare dtype and weight checksums of the engine and the trainer"
     count = int(sum(behind.values()))
     return Detection(
         confidence,
         summary,
         evidence=(*evidence, *_list_advantage_facts(case)),
-        where={"sequences": f"{count:,}, those behind"} if count else {},
+        where={"sequences": f"{count:,} with older weights"} if count else {},
         rivals=rivals,
         everywhere=confidence != "low",
     )
@@ -179,7 +187,7 @@ def _list_advantage_facts(case: Case) -> list[Fact]:
     if values is None or not len(case.x):
         return []
     z = case.clustered_z(np.clip(case.standard, -4, 4) * np.nan_to_num(values))
-    meaning = "log ratio times advantage in standard errors, above 0 if the trainer has newer weights"
+    meaning = "log ratio times advantage, in standard errors: above 0 if the trainer has newer weights"
     return [make_fact("advantage_z", z, meaning, against=z < 2)]
 
 
@@ -214,22 +222,27 @@ def detect_stale_prefix(case: Case) -> Detection | None:
     names = list(dict.fromkeys(prompts[mine].tolist()))
     return Detection(
         "medium",
-        f"responses to the same prompt have alike differences in their first {_PREFIX_START} tokens (by a factor of "
-        f"{math.exp(math.sqrt(excess)):.3g} from prompt to prompt, beyond chance) and much less later: for some "
-        "prompts the engine kept a cache of older weights, or the two sides have other prompts",
+        f"the size of the difference depends on the prompt in the first {_PREFIX_START} tokens of the responses "
+        "(a factor "
+        f"of {math.exp(math.sqrt(excess)):.3g} between prompts, beyond chance) and much less in later tokens. For some "
+        "prompts, the engine kept a cache of older weights, or the two sides have different prompts",
         share=0.0,
         evidence=(
-            make_fact("between_prompts", excess, "variance of the level between prompts at the start, beyond chance"),
-            make_fact("z", z, "variance between prompts in standard errors"),
-            make_fact("size", size, "median difference (in logits) at the start of responses to those prompts"),
-            make_fact("late", late[0], "median difference of later tokens: high if all of the cache has older weights"),
+            make_fact(
+                "between_prompts",
+                excess,
+                "variance of the log difference between prompts in the first tokens, beyond chance",
+            ),
+            make_fact("z", z, "variance between prompts, in standard errors"),
+            make_fact("size", size, "median difference (in logits) in the first tokens of the affected prompts"),
+            make_fact("late", late[0], "variance of the log difference between prompts in later tokens, beyond chance"),
         ),
         where={
-            "prompts": f"{format_list(names, 4)} most ({percent(mine.mean())} of the sequences)",
+            "prompts": f"{format_list(names, 4)} ({percent(mine.mean())} of the sequences)",
             "positions": "the start of responses",
         },
         examples=case.find_loudest(mine, case.sums(np.abs(case.x) * start)),
-        rivals={"context_mismatch": "prompt token ids of these prompts on both sides: are some truncated?"},
+        rivals={"context_mismatch": "compare the prompt token ids of the two sides. Some may be truncated"},
     )
 
 
@@ -278,21 +291,21 @@ def detect_stale_step(case: Case) -> Detection | None:
     factor, last = math.exp(float(away[out].mean())), bool(out[-1])
     return Detection(
         "high" if z.max() > 7.0 and not last else "medium",
-        f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} {factor:.3g} times more than the "
-        "others, before and after: a fault in this step that did not last",
+        f"the mismatch at step{'s' * (count > 1)} {format_list(names)} is {factor:.3g} times larger than at the other "
+        "steps. The fault did not last",
         tokens=mine[case.sequence],
         evidence=(
-            make_fact("factor", factor, "level of |log ratio| over the median step"),
+            make_fact("factor", factor, "|log ratio| divided by the |log ratio| of the median step"),
             make_fact(
                 "z",
                 float(z.max()),
-                "difference from the median step in standard errors, corrected for the number of steps",
+                "difference from the median step, in standard errors, corrected for the number of steps",
             ),
-            make_fact("steps", number, "steps that were compared"),
+            make_fact("steps", number, "number of compared steps"),
         ),
         where={"steps": format_list(names)},
         examples=case.find_loudest(mine),
-        rivals={"growing_mismatch": "the following steps: does the difference stay?"} if last else {},
+        rivals={"growing_mismatch": "check whether the difference stays in the following steps"} if last else {},
     )
 
 
@@ -313,20 +326,24 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     tokens = mine[case.sequence]
     others = max((abs(row.z) for row in rows if row not in high), default=0.0)
     meanings = (
-        "|log ratio| of this value / of the other values, geometric mean",
-        "log of this ratio in standard errors (scatter between sequences)",
+        "|log ratio| of this value divided by |log ratio| of the other values (geometric means)",
+        "logarithm of this factor, in standard errors",
         "the largest |z| among the other values",
     )
     several_lags = len({value for name, _, value in case.evidence.cells if name == LAG_COLUMN}) > 1
-    rival = {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
+    rival = {
+        "quantized_rollout": f"compare the weight version and settings (dtype, kernels, cache) of this "
+        f"{column} with the others"
+    }
     return Detection(
         "high" if z > 7.0 else "medium",
-        f"{column} {names} differs {factor:.3g} times more from the trainer than the others in the same steps, because "
-        "its weights or settings differ",
+        f"{column} {names} differs {factor:.3g} times more from the trainer than the other values of {column} "
+        "in the same "
+        "steps. Its weights or settings differ",
         evidence=(
             make_fact("factor", factor, meanings[0]),
             make_fact("z", z, meanings[1]),
-            make_fact("sequences", sum(row.sequences for row in high), f"sequences of {column} {names}"),
+            make_fact("sequences", sum(row.sequences for row in high), f"number of sequences of {column} {names}"),
             make_fact("others_z", others, meanings[2], against=True),
         ),
         where={column: names, "sequences": percent(mine.mean())},
@@ -360,7 +377,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         return None  # the lag no longer grows: the cause is a stale policy
     numbers = [step if isinstance(step, (int, float)) else -math.inf for step in case.column("step").tolist()]
     later = np.array([step >= onset for step in numbers], np.bool_)
-    tell = "rollout_version as reported by the engine, not by the trainer: did the syncs arrive?"
+    tell = "record rollout_version as the engine reports it, and check whether the weight syncs arrived"
     what = "K3" if growth.metric == "k3" else "|log ratio|"
     return Detection(
         "medium" if recorded or z < 7.0 else "high",
@@ -368,8 +385,13 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         tokens=later[case.sequence],
         evidence=(
             make_fact("onset", onset, "first step of the larger mismatch", interval=(float(ends[0]), float(ends[1]))),
-            make_fact("factor", growth.factor or 1.0, f"{what} after over before", interval=growth.interval),
-            make_fact("z", z, "the change of the level of |log ratio| in standard errors"),
+            make_fact(
+                "factor",
+                growth.factor or 1.0,
+                f"{what} after the onset divided by {what} before it",
+                interval=growth.interval,
+            ),
+            make_fact("z", z, "change of |log ratio|, in standard errors"),
         ),
         where={"steps": f"{format_label(onset)} to {steps[-1]}"},
         examples=case.find_loudest(later),
@@ -415,26 +437,26 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     (shared, shared_z), (along, along_z) = case.systematic_share, case.drift_correlation
     tied = (shared > 0.02 and shared_z > 6) or (along > 0.45 and along_z > 4)
     meanings = {
-        "factor": "mean difference (in logits) at the last two versions over that at the first",
-        "halfway": "mean difference at half of the versions over that at the first: above 1 if the growth is steady",
+        "factor": "mean difference (in logits) at the last two versions divided by that at the first version",
+        "halfway": "mean difference at half of the versions divided by that at the first: above 1 for a steady growth",
         "growth_z": "growth with the trainer's version at equal lag, in standard errors",
-        "growth_by_version": "slope of the log level by the log of versions since the first",
-        "lag_z": "growth with the recorded lag in standard errors, 0 if these versions were not used",
+        "growth_by_version": "slope of the log difference over the logarithm of the versions since the first",
+        "lag_z": "growth with the recorded lag, in standard errors: 0 if these versions were not used",
     }
     values = (factor, early, rise_z, rise, own_z)
     return Detection(
         "high" if tied and len(ages) >= 6 and steady > 0.8 else "medium",
-        f"the mismatch grows from the first step on, {factor:.3g} times by version {ages[-1]:g}, although the recorded "
-        f"lag stays at {_format_lags(lags)}: the rollout looks like its first weights throughout, and the versions "
-        f"that it records ({rollout.min():g} to {rollout.max():g}) never took effect",
+        f"the mismatch grows {factor:.3g} times from the first step to version {ages[-1]:g}, although the recorded lag "
+        f"stays at {_format_lags(lags)}. The rollout seems to use its first weights throughout. The versions that it "
+        f"records ({rollout.min():g} to {rollout.max():g}) never took effect",
         evidence=(
             *(make_fact(name, value, meaning) for (name, meaning), value in zip(meanings.items(), values, strict=True)),
             make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not tied),
         ),
         where={"steps": "all, from the first on"},
         rivals={
-            "growing_mismatch": "checksums of the engine's weights at two steps: do they change?",
-            "stale_policy": "the engine's own version counter after each sync (vLLM, SGLang /get_model_info)",
+            "growing_mismatch": "compare checksums of the engine's weights at two steps. They must change",
+            "stale_policy": "check the engine's own version counter after each sync (vLLM, SGLang /get_model_info)",
         },
         everywhere=True,
     )

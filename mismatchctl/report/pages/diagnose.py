@@ -94,7 +94,7 @@ def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> I
 
 def rival_text(rival: RivalCause) -> str:
     titles = {cause.id: cause.title for cause in CAUSES}
-    return f"{summary.lower_first(titles.get(rival.cause, rival.cause))} (check {rival.tell.rstrip('.')})"
+    return f"{titles.get(rival.cause) or rival.cause.replace('_', ' ').capitalize()}: {rival.tell}"
 
 
 def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> doc.Section:
