@@ -230,7 +230,7 @@ ROLL = re.compile(r"\bROLL\b|^roll$|['\"]roll['\"]")
 def neutral_files() -> list[Path]:
     files = [path for folder in (PACKAGE, ROOT / "reports_templates") for path in folder.rglob("*") if path.is_file()]
     files = [path for path in files if "__pycache__" not in path.parts]
-    return [path for path in files if not {*FRAMEWORKS, "layer_reports"} & {*path.relative_to(ROOT).parts[2:3]}]
+    return [path for path in files if not {*FRAMEWORKS, "layer_reports.py"} & {*path.relative_to(ROOT).parts[2:3]}]
 
 
 def constants(code: types.CodeType) -> Iterator[str]:

@@ -13,7 +13,7 @@ from mismatchctl.data.reader import open_dump
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, Diagnosis, make_collector
 from mismatchctl.diagnosis.evidence import Evidence
-from mismatchctl.diagnosis.layer_reports.model import LogitNoise, estimate_logit_noise
+from mismatchctl.diagnosis.layer_reports import LogitNoise, estimate_logit_noise
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import natural_key

@@ -29,7 +29,7 @@ def diagnose(
     sources = inputs.sources(outputs.quiet)
 
     from mismatchctl.api.diagnose import diagnose as run
-    from mismatchctl.diagnosis.layer_reports.reader import read_layers
+    from mismatchctl.diagnosis.layer_reports import read_layers
     from mismatchctl.report.pages.diagnose import diagnose_screen, document
     from mismatchctl.results.views import json_text
 

@@ -16,7 +16,7 @@ from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.content import IDENTITY_COLUMNS, describe_content
 from mismatchctl.diagnosis.evidence import MAX_SAMPLE, MIN_SAMPLE, SAMPLE_SHARE, Evidence, gather_evidence
 from mismatchctl.diagnosis.findings import find_causes
-from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, NextStep, plan_first_comparison
+from mismatchctl.diagnosis.layer_reports import LayerReport, LogitNoise, NextStep, plan_first_comparison
 from mismatchctl.diagnosis.sides import assign_sides
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Finding, RunContent, Sides

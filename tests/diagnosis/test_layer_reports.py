@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.diagnosis.layer_reports.model import (
+from mismatchctl.diagnosis.layer_reports import (
     COMPARE_COMMAND,
     LayerReport,
     compare_with_noise,
     estimate_logit_noise,
     parse_layer,
     plan_first_comparison,
+    read_layers,
 )
-from mismatchctl.diagnosis.layer_reports.reader import read_layers
 from mismatchctl.errors import DataError
 from mismatchctl.report.figures.distributions import layers_figure
 from tests.paths import FIXTURES

@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.formatting import escape_terminal, format_number, shorten
-from mismatchctl.diagnosis.layer_reports.model import LayerReport
+from mismatchctl.diagnosis.layer_reports import LayerReport
 from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine, interval_line, to_floats
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mismatchctl.core.formatting import format_command, format_count, format_number, shorten
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
-from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, Tensor, compare_with_noise
+from mismatchctl.diagnosis.layer_reports import LayerReport, LogitNoise, Tensor, compare_with_noise
 from mismatchctl.report import document as doc
 from mismatchctl.report import tables
 from mismatchctl.report.figures.distributions import layers_figure

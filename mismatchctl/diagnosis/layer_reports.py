@@ -12,27 +12,162 @@ import re
 import stat
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mismatchctl.diagnosis.layer_reports.model import (
-    EVERY_LAYER_COMMAND,
-    MSPROBE_SYNTAX,
-    SLIME_SYNTAX,
-    LayerReport,
-    LayerTable,
-    Tensor,
-    describe_rerun,
-    parse_layer,
-    parse_number,
-    to_finite,
-)
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from mismatchctl.core.batch import Float64s
 from mismatchctl.errors import DataError, describe_os_error
 from mismatchctl.io.files import natural_key
 from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, parse_json
+
+REPLAY_COMMAND = "mismatchctl score DUMPS --replay worst.jsonl --worst 8"
+COMPARE_COMMAND = "python -m sglang.srt.debug_utils.comparator --baseline-path BASELINE --target-path TARGET"
+_HOOK_VARIABLES = "DUMPER_ENABLE=1 DUMPER_NON_INTRUSIVE_MODE=all"
+_FILTER_VARIABLE = r"""DUMPER_FILTER='layer_id in [{commas}] or search(r"layers\.{names}\.", name)'"""
+SGLANG_SYNTAX = f"run both sides with `{_HOOK_VARIABLES} {_FILTER_VARIABLE}`, then `{COMPARE_COMMAND}`"
+"""Spelling of names: `layer_id` in dumps placed by hand, module names in dumps of hooks."""
+SLIME_SYNTAX = (
+    "dump these layers on each side, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
+    "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"
+)
+_MSPROBE = "msprobe compare -tp TARGET/stepN -gp GOLDEN/stepN -o OUT"
+MSPROBE_SYNTAX = (
+    f'dump both sides with `"task": "tensor"` and `"list": [{{quoted}}]` in msprobe\'s config.json, then `{_MSPROBE}`'
+)
+EVERY_LAYER_COMMAND = f"run both sides with `{_HOOK_VARIABLES}`, then `{COMPARE_COMMAND}`"
+
+
+class NextStep(BaseModel):
+    """A step towards the first report of layers. `commands` are the commands in `text` (the parts in backticks)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    text: str
+    commands: list[str]
+
+    @classmethod
+    def of(cls, name: str, text: str) -> NextStep:
+        return cls(name=name, text=text, commands=text.split("`")[1::2])
+
+
+def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
+    """Describe how to compare some layers with a tool."""
+    texts = [str(layer) for layer in layers]
+    names = texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
+    said = syntax.format(
+        layers=" ".join(texts), commas=", ".join(texts), names=names,
+        quoted=", ".join(f'"layers.{text}."' for text in texts),
+    )  # fmt: skip
+    return f"{said}; the worst sequences are enough: `{REPLAY_COMMAND}`"
+
+
+def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextStep]:
+    """List the steps to the first report of layers, if a layer may have the fault."""
+    if wrong == "none" or not (wrong or in_layers):
+        return []
+    one = {"rollout": "the engine", "trainer": "the trainer"}.get(wrong or "")
+    against = f"{one}, and the checkpoint in float32," if one else "the engine and the trainer"
+    steps = {
+        "replay": f"`{REPLAY_COMMAND}` writes the worst sequences, to be scored in one prefill; needs prompt_token_ids",
+        "hook": f"score them with {against} each with `{_HOOK_VARIABLES} DUMPER_DIR=DIR`: two folders of every layer",
+        "compare": f"`{COMPARE_COMMAND}` writes TARGET/comparator_report.jsonl",
+        "msprobe": f'or instead: dump each side with "task": "tensor" in msprobe\'s config.json, then `{_MSPROBE}`',
+        "read": "`mismatchctl diagnose DUMPS --layers TARGET` (the report in it; or OUT) names the first bad tensor",
+    }
+    return [NextStep.of(name, text) for name, text in steps.items()]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Tensor(_Model):
+    """Compared tensor.
+
+    `layer` counts from 0 and is null for a tensor outside the layers. `value` is in the unit of the report. `why` is
+    the reason why the tool rejected the tensor, or empty.
+    """
+
+    name: str
+    layer: int | None
+    step: int | None = None
+    value: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Tensors of one report in order of execution.
+
+    `again` describes how to compare some layers, and `unlayered` how to compare all layers.
+    """
+
+    tool: str
+    measure: str
+    rows: Sequence[Tensor]
+    notes: Sequence[str] = ()
+    rank: str | None = None
+    again: str = SGLANG_SYNTAX
+    unlayered: str = ""
+
+
+class LayerReport(_Model):
+    """Report of a comparator with its conclusions.
+
+    `first_bad` is the first tensor outside the tool's tolerance. `first_apart` is the first tensor that differs far
+    more than the layers before it. `before` and `last_good` describe the layers before both of these tensors. `growth`
+    has the largest value of each layer, and `next` the next comparison.
+    """
+
+    file: str
+    tool: str
+    measure: str
+    tensors: int
+    failed: int
+    first_bad: Tensor | None
+    first_apart: Tensor | None
+    before: float | None
+    last_good: int | None
+    growth: list[tuple[int, float | None]]
+    notes: list[str]
+    rank: str | None = None
+    next: str | None = None
+
+
+_LAYER_PATTERN = re.compile(
+    r"(?:^|[._/])(?:(?:layers?|h|blocks?|blk|decoder_layers?)[._\[]|layer)(\d{1,6})(?=$|[._/\]])"
+)
+
+
+def parse_layer(name: str) -> int | None:
+    """Return the layer number in a module path, for example 3 in `model.layers.3.mlp.output`."""
+    found = _LAYER_PATTERN.search(name)
+    return int(found[1]) if found else None
+
+
+def to_finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def parse_number(text: str) -> float | None:
+    try:
+        return to_finite(float(text))
+    except ValueError:
+        return None
+
 
 Notes = dict[str, list[str]]
 """The names that each note about a report applies to."""
@@ -65,7 +200,7 @@ def read_miles_text(text: str) -> LayerTable | None:
     return LayerTable(
         "Miles log-prob comparison",
         "mean absolute difference of the log-probs, nats",
-        [Tensor(name="log-probs", layer=None, step=None, value=figures.get("mean abs diff"), why=why)],
+        [Tensor(name="log-probs", layer=None, value=figures.get("mean abs diff"), why=why)],
         notes,
         unlayered=EVERY_LAYER_COMMAND if failed else "",
     )
@@ -182,7 +317,7 @@ def _make_slime_table(layers: Iterable[tuple[int, Mapping[str, Any]]], limit: fl
             value, why = None, "not finite (slime's own comparator lets it pass)"
         elif value > (0.0 if limit is None else limit):
             why = "differs" if limit is None else f"above the limit of {limit:g}"
-        rows.append(Tensor(name="residual stream after the layer", layer=layer, step=None, value=value, why=why))
+        rows.append(Tensor(name="residual stream after the layer", layer=layer, value=value, why=why))
     notes = ["the last position of a sequence is never compared"]
     chosen = {row.layer or 0 for row in rows}
     left = [layer for layer in range(max(chosen, default=0)) if layer not in chosen]
@@ -249,7 +384,7 @@ def read_msprobe_first(document: Any) -> list[LayerTable] | None:
     measure, why = "no values: the report only lists the first differing calls", "the first call that is not the same"
     named = {rank: [str(call["op_name"]) for call in calls] for rank, calls in document.items()}
     return [
-        _make_msprobe_table(measure, [_make_msprobe_row(name, None, why) for name in names], rank, {})
+        _make_msprobe_table(measure, [Tensor(name=name, layer=parse_layer(name), why=why) for name in names], rank, {})
         for rank, names in named.items()
     ]
 
@@ -272,12 +407,8 @@ def _read_msprobe_cells(given: Sequence[Mapping[str, Any]], notes: Notes) -> tup
         if cell.get("benchname") in (None, "", "N/A"):
             notes.setdefault("is missing on the golden side, and Result passes", []).append(name)
         else:
-            rows.append(_make_msprobe_row(name, value(cell), _parse_flag(cell)))
+            rows.append(Tensor(name=name, layer=parse_layer(name), value=value(cell), why=_parse_flag(cell)))
     return rows, measure
-
-
-def _make_msprobe_row(name: str, value: float | None, why: str) -> Tensor:
-    return Tensor(name=name, layer=parse_layer(name), step=None, value=value, why=why)
 
 
 def _parse_flag(cell: CsvCells) -> str:
@@ -327,11 +458,6 @@ def _parse_cell(cell: Any) -> float | None:
 
 JUMP_FACTOR = 30.0
 """Noise grows by small factors from layer to layer, at most 4 in samples of bfloat16."""
-UNORDERED_NOTE = "the tensors of the report are not in order of execution, so they were sorted by layer"
-BACKWARD_NOTE = "the layers of the report descend, because its names show a backward pass"
-REVERSED_NOTE = (
-    "the layers of the report descend without names of gradients: it shows a forward pass, read from the end"
-)
 _GRADIENT_PATTERN = re.compile(
     r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE
 )
@@ -345,12 +471,14 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
     # passes and ranks rarely reverse the direction, and few changes of layer show no order
     if len(changes) >= 8 and turns > 0.5 * (len(changes) - 1):
-        return _sort_by_layer(rows, rows), UNORDERED_NOTE
+        note = "the tensors of the report are not in order of execution, so they were sorted by layer"
+        return _sort_by_layer(rows, rows), note
     if len(changes) + 1 < 3 or max(changes) > 0:
         return rows, ""
     if any(_GRADIENT_PATTERN.search(row.name) for row in rows):
-        return rows, BACKWARD_NOTE
-    return _sort_by_layer(rows, rows[::-1]), REVERSED_NOTE
+        return rows, "the layers of the report descend, because its names show a backward pass"
+    note = "the layers of the report descend without names of gradients: it shows a forward pass, read from the end"
+    return _sort_by_layer(rows, rows[::-1]), note
 
 
 def _sort_by_layer(given: Sequence[Tensor], rows: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -368,8 +496,6 @@ def _sort_by_layer(given: Sequence[Tensor], rows: Sequence[Tensor]) -> Sequence[
 
 
 _WEIGHT_PATTERN, _MIN_WEIGHTS = re.compile(r"\.parameters\.\w+$"), 3
-_WEIGHT_WHY = "differs between the sides, while most weights agree"
-_JUMP_WHY = "parts from all layers before it"
 
 
 def analyze_table(table: LayerTable, file: str) -> LayerReport:
@@ -377,7 +503,9 @@ def analyze_table(table: LayerTable, file: str) -> LayerReport:
     bad = next((index for index, row in enumerate(rows) if row.why), None)
     weight, jump = _find_other_weight(rows), _find_divergence(rows)
     apart = min((index for index in (weight, jump) if index is not None), default=None)
-    why = _WEIGHT_WHY if apart == weight else _JUMP_WHY
+    why = (
+        "differs between the sides, while most weights agree" if apart == weight else "parts from all layers before it"
+    )
     first = min((index for index in (bad, apart) if index is not None), default=None)
     earlier = [row for row in rows[:first] if row.layer is not None]
     good = [row.layer for row in earlier if first is None or row.layer != rows[first].layer]
@@ -462,7 +590,10 @@ def read_layers(path: str) -> list[LayerReport]:
     """
     place = Path(path)
     if not place.is_dir():
-        tables = _read_tables(place)
+        try:
+            tables = _read_tables(place)
+        except UnicodeDecodeError:
+            raise DataError("not a UTF-8 text file", file=path, remedy=KNOWN_FORMATS) from None
         if not tables:
             problem = "this file is not a report of a supported layer comparator"
             raise DataError(problem, file=path, remedy=KNOWN_FORMATS)
@@ -473,7 +604,11 @@ def read_layers(path: str) -> list[LayerReport]:
     files = sorted(walk_files(place), key=natural_key)
     found: dict[tuple[Path, str | None, int], tuple[Path, LayerTable]] = {}
     for file in files:
-        for table in _read_optional(file) if file.suffix.lower() in SUFFIXES else ():
+        try:
+            tables = _read_tables(file) if file.suffix.lower() in SUFFIXES else ()
+        except UnicodeDecodeError:
+            continue
+        for table in tables:
             part = _PART_SUFFIX.search(file.stem)  # msprobe splits large CSV files
             whole = file.with_name(_PART_SUFFIX.sub("", file.stem) + file.suffix)
             key = whole, table.rank, 0 if part else len(found) + 1
@@ -485,16 +620,6 @@ def read_layers(path: str) -> list[LayerReport]:
         remedy = SPREADSHEET_REMEDY if sheets else KNOWN_FORMATS
         raise DataError("this folder does not contain the report of a layer comparator", file=path, remedy=remedy)
     return [analyze_table(table, str(file)) for file, table in found.values()]
-
-
-class _BinaryFileError(DataError): ...
-
-
-def _read_optional(file: Path) -> Sequence[LayerTable]:
-    try:
-        return _read_tables(file)
-    except _BinaryFileError:
-        return ()
 
 
 def _read_tables(file: Path) -> Sequence[LayerTable]:
@@ -559,5 +684,48 @@ def _read_text(file: Path) -> str:
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(describe_os_error(error), file=str(file), remedy="check the path") from None
-    except UnicodeDecodeError:
-        raise _BinaryFileError("not a UTF-8 text file", file=str(file), remedy=KNOWN_FORMATS) from None
+
+
+USUAL_LOGIT_SPREAD = (0.3, 30.0)
+"""Standard deviations of a token's logits in language models, nats."""
+
+
+class LogitNoise(BaseModel):
+    """RMS of the log ratios of a run, and bounds of the logit noise that explains it, in nats."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    log_ratio_rms: float
+    logit_noise: tuple[float, float]
+
+
+def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | None:
+    """Estimate the noise on each logit from log-probs of valid, finite tokens [T]."""
+    with np.errstate(over="ignore"):
+        squares = float(np.square(train - rollout).sum())
+    doubt = float(np.square(-np.expm1(np.minimum(rollout, 0.0))).sum())
+    if not rollout.size or doubt <= 0 or not np.isfinite(squares):
+        return None
+    high = float(np.sqrt(squares / doubt))
+    return LogitNoise(log_ratio_rms=float(np.sqrt(squares / rollout.size)), logit_noise=(high / np.sqrt(2), high))
+
+
+def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
+    """Compare the differences of the layers with the log ratios of the dump."""
+    low, high = noise.logit_noise
+    asked = f"log ratios of {noise.log_ratio_rms:.2g} (rms) imply noise of {low:.2g} to {high:.2g} on each logit"
+    last = next((value for _, value in reversed(report.growth) if value is not None), None)
+    if "elative" not in report.measure or last is None:
+        return f"{asked}; this report's values are not relative, so they cannot be compared with the dump"
+    if last == 0:
+        same = "which equal layers cannot cause: look after the layers (logits, sampling parameters, masks, weights)"
+        return asked if high == 0 else f"{asked}, {same}"
+    needed = high / last
+    said = f"{asked}; layers {last:.2g} apart at the end cause this if a token's logits spread by {needed:.2g}"
+    if needed > USUAL_LOGIT_SPREAD[1]:
+        return (
+            f"{said}. In models they spread less, so the layers explain only part of the noise: look for a second cause"
+        )
+    if needed < USUAL_LOGIT_SPREAD[0]:
+        return f"{said}. In models they spread more, so the compared runs differ more than the two sides of the dump"
+    return f"{said}, which is usual for models: the layers explain the dump"

@@ -1,1 +1,0 @@
-"""Read the reports of layer-wise comparators and find the first layer that diverges."""
