@@ -105,13 +105,13 @@ PARTS = (
         "Over the steps",
         "This command writes the figures of the sections on steps, position and probability, and corrections:",
         f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
-        ("k3", "ppl", "over-rejected_tokens"),
+        ("k3", "over-rejected_tokens"),
     ),
     Shown(
         "Position and probability",
         "A log ratio is the trainer's log-prob of a token minus the rollout's log-prob.",
         f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
-        ("distribution", "joint", "k3_by_position", "k3_by_surprisal"),
+        ("distribution", "joint", "k3_by_position"),
     ),
     Shown(
         "Corrections", "The figures show the data that a correction rejects, and the rewards of these responses.",
@@ -119,9 +119,9 @@ PARTS = (
         ("corrections", "kept-reward"),
     ),
     Shown(
-        "Thresholds", "The figures show the rejected data and the ESS of each threshold, and the Pareto front.",
+        "Thresholds", "The figures show the rejected data of each threshold, and the Pareto front.",
         f"{SWEEP} \\\n    --figures figures", swept,
-        ("tis-geo-gates.0.keep-rejected", "tis-geo-gates.0.keep-ess", "tis-geo-front"),
+        ("tis-geo-gates.0.keep-rejected", "tis-geo-front"),
     ),
     Shown(
         "Two runs", "The figures show the steps that cause the change of K3, and the log ratios of the two runs.",

@@ -243,7 +243,7 @@ CAUSE_SECTIONS = {
 }  # fmt: skip
 """The ids of the causes in each table of the guide on causes."""
 
-ADVICE_WORDS = 30
+ADVICE_WORDS = 20
 """Approximate length of an advice in the guide on causes."""
 
 
