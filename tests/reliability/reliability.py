@@ -150,7 +150,7 @@ def document(folder: Path, earlier: str = "") -> str:
         "|---|---|---|",
         *rows,
         "",
-        "If a command is killed, each of its output files is either new and complete, or still the earlier file.",
+        "If a command is killed, each of its output files is either complete or unchanged.",
         "Except after SIGKILL, all outputs of one command appear together. The next run of the command removes",
         "temporary files.",
         "",
