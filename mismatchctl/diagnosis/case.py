@@ -473,11 +473,8 @@ def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
 
 
 _MIN_TOKENS, _MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 8, 0.3, 0.1
-SYSTEMATIC_MEANING = "share of the variance that depends only on the token: above 0 if the weights differ"
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Upper bounds of the noise of the logits in float32 and bfloat16."""
-TOKEN_BOUND_SHARE = 0.15
-"""Share of variance tied to tokens above which wrong positions are excluded as the cause. ALiBi reaches 0.07."""
 UNRELATED_CORRELATION = 0.6
 """The correlation of the columns stays above this value if only the model weights differ."""
 _MIN_RUN_LENGTH = 4

@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 
 from mismatchctl.core.batch import Bools, Ints
 from mismatchctl.core.formatting import INTERVAL_Z
-from mismatchctl.diagnosis.case import BFLOAT16_NOISE, Case
+from mismatchctl.diagnosis.case import BFLOAT16_NOISE, FLOAT32_NOISE, Case
 from mismatchctl.results.model import Confidence, Fact
 
 Place = tuple[int, int, int]
@@ -45,13 +45,33 @@ class Detection:
     symptom_of: str = ""
 
 
+_SAMPLED = "0 if the rollout column belongs to the sampling distribution"
+_TRAINER_SAMPLED = "0 if the trainer's column belongs to the sampling distribution"
+STATISTICS = {
+    "noise": f"noise of the logits: below {FLOAT32_NOISE:g} for float32, below {BFLOAT16_NOISE:g} for bfloat16",
+    "spread": "noise of the logits that would cause this K3",
+    "tail_k3": "share of K3 from tokens that differ by more than 12 times the noise",
+    "systematic": "share of the variance that depends only on the token: 0 if the weights agree",
+    "along_learning": "correlation with the policy's next update, over tokens of the vocabulary",
+    "likely": "direction of the log ratios of likely tokens: 0 for noise, 1 or -1 if all have the same sign",
+    "unlikely": "direction of the log ratios of unlikely tokens: a temperature reverses this direction",
+    "late_over_early": "median difference (in logits) late in responses divided by the difference of the first tokens",
+    "times": "difference (in logits) of tokens in these rows, divided by the difference in other rows",
+    "ratio_mean_minus_one": f"E[ratio] - 1: {_SAMPLED}",
+    "inverse_ratio_mean_minus_one": f"E[1 / ratio] - 1: {_TRAINER_SAMPLED}",
+    "ratio_mean_z": f"E[ratio] - 1 in standard errors: {_SAMPLED}",
+    "inverse_ratio_mean_z": f"E[1 / ratio] - 1 in standard errors: {_TRAINER_SAMPLED}",
+}
+"""Statistics that are evidence for or against several causes."""
+
+
 def make_fact(
-    name: str, value: SupportsFloat | str | None, meaning: str, *, against: bool = False, interval: Any = None
+    name: str, value: SupportsFloat | str | None, meaning: str = "", *, against: bool = False, interval: Any = None
 ) -> Fact:
-    """Create a fact with a value of four significant digits."""
+    """Create a fact with a value of four significant digits. By default, the meaning is that of the statistic."""
     ends = None if interval is None else (round_value(interval[0]), round_value(interval[1]))
     shown = value if value is None or isinstance(value, str) else round_value(value)
-    return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning)
+    return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning or STATISTICS[name])
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
@@ -68,10 +88,6 @@ def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perh
 
     ends = bound(found, -1), bound(found if perhaps is None else found | perhaps, 1)
     return make_fact(name, int((found & among).sum()) / total, meaning, interval=ends)
-
-
-def make_noise_fact(case: Case) -> Fact:
-    return make_fact("noise", case.noise, f"noise of the logits: below {BFLOAT16_NOISE:g} for bfloat16")
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:

@@ -76,7 +76,6 @@ def detect_edited_response(case: Case) -> Detection | None:
     share, examples = float(found.sum() / max(long.sum(), 1)), case.find_loudest(found, breaks.level)
     agrees = float(np.median(np.abs(case.x[~breaks.after & case.each(found)])))
     rest = case.without(case.marked(breaks.after))
-    meaning = "share of sequences in which the two sides agree up to a position and disagree after it"
     # if the other tokens are noisy, a rise within a row may be usual
     noisy = rest.spread > 0.12 and "truncated_sampling" not in case.explained
     noisy &= not (share > _EDIT_MOST and breaks.at_one_place)
@@ -91,7 +90,7 @@ def detect_edited_response(case: Case) -> Detection | None:
         f"nats) and disagree after it (mean difference {level:.2g} nats). The response was changed after sampling",
         share=case.share(case.marked(breaks.after)),
         evidence=(
-            make_share_fact("sequences", found, long, meaning),
+            make_share_fact("sequences", found, long, "share of sequences that disagree only after a position"),
             make_fact("difference_before", agrees, "median |log ratio| before this position, nats"),
             make_fact("difference_after", level, "mean |log ratio| after this position, nats"),
             make_fact("tokens_after", breaks.tokens_left, "median number of tokens from this position to the end"),
@@ -100,10 +99,9 @@ def detect_edited_response(case: Case) -> Detection | None:
         where=_describe_breaks(breaks, share, examples),
         examples=examples,
         positions=breaks.position[examples],
-        rivals={"unsampled_tokens": "read token_ids from this position on. Text that another model appended looks the "
-                "same"},
+        rivals={"unsampled_tokens": "read token_ids from this position on: text of another model looks the same"},
         leaves=None if confidence == "low" else rest,
-    )  # fmt: skip
+    )
 
 
 _SPAN_MIN_LENGTH, _SPAN_MIN_DENSITY = 6, 0.4
@@ -271,6 +269,7 @@ def detect_misaligned(case: Case) -> Detection | None:
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
     common, fit = int(values[order[0]]), float(np.median(agreement[found]))
     rows = format_list(f"{values[i]:+d}: {format_count(int(counts[i]), 'row')}" for i in order)
+    shifts = format_list(f"{values[i]:+d}: {counts[i]}" for i in order)
     where = f"{format_count(abs(common), 'position')} {'earlier' if common > 0 else 'later'}"
     where = f"after a shift that differs between rows ({rows})" if own else where
     moved, source = np.full(len(case.rollout), np.nan), case.place + case.each(shift)
@@ -285,9 +284,7 @@ def detect_misaligned(case: Case) -> Detection | None:
         share=case.share(found[case.sequence]),
         evidence=(
             make_fact("shift", common, "shift of the rollout column: rollout[i + shift] belongs to train[i]"),
-            make_fact(
-                "shifts", format_list(f"{values[i]:+d}: {counts[i]}" for i in order), "number of sequences by shift"
-            ),
+            make_fact("shifts", shifts, "number of sequences by shift"),
             make_fact("agreement", fit, "mean difference with the shift, divided by the difference without it"),
             make_share_fact("sequences", found, long, "share of shifted sequences among the long sequences"),
         ),
@@ -313,7 +310,6 @@ def detect_retokenized(case: Case) -> Detection | None:
     examples, fit = case.find_loudest(moved, case.sums(after[case.index])), float(np.median(agreement[moved]))
     shifts = format_list(f"{values[i]:+d}: {counts[i]}" for i in np.argsort(-counts))
     used = case.counts > 0
-    meaning = "number of sequences by shift: after the position, rollout[i + shift] belongs to train[i]"
     return Detection(
         "high" if moved.sum() > _RETOKENIZED_MIN_ROWS else "medium",
         f"in {percent(found.sum() / max(used.sum(), 1))} of the sequences, the two sides agree up to a position. After "
@@ -321,7 +317,7 @@ def detect_retokenized(case: Case) -> Detection | None:
         tokens=after,
         evidence=(
             make_share_fact("sequences", found, used, "share of sequences that disagree from a position on"),
-            make_fact("shifts", shifts, meaning),
+            make_fact("shifts", shifts, "number of sequences by shift after the position"),
             make_fact("agreement", fit, "mean difference with the shift, divided by the difference without it"),
         ),
         where=_describe_breaks(breaks, float(found.mean()), examples),
@@ -357,11 +353,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
         evidence=(
             make_fact("difference_masked", outside, "median |log ratio| on masked tokens, nats"),
             make_fact("difference_valid", inside, "median |log ratio| on valid tokens, nats"),
-            make_fact(
-                "masked_share",
-                masked.sum() / (masked.sum() + len(case.x)),
-                "masked share of the tokens that have log-probs",
-            ),
+            make_fact("masked_share", masked.sum() / (masked.sum() + len(case.x)), "share of tokens that are masked"),
         ),
         examples=case.find_loudest(rows),
         leaves=case.without(case.sound),
@@ -381,23 +373,19 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
         return None  # a nucleus of one token has log-prob 0, at the start as anywhere
     if sequences.sum() < max(3, 0.05 * (case.counts > 0).sum()):
         return None
-    meaning = "share of sequences that begin with a constant log-prob"
     return Detection(
         "high",
         f"{percent(sequences.mean())} of the sequences begin with tokens (on average {runs.length.mean():.3g}) that "
         f"have the constant log-prob {runs.value[0]:g} on one side. The mask counts the prompt as response",
         tokens=runs.tokens(case),
         evidence=(
-            make_share_fact("sequences", sequences, case.counts > 0, meaning),
+            make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that begin with a constant"),
             make_fact("tokens_each", runs.length.mean(), "mean number of tokens with the constant"),
             make_fact("difference", runs.off.mean(), "mean |log ratio| of the tokens with the constant, nats"),
         ),
         where={"positions": "the beginning of the response"},
         examples=case.find_loudest(sequences),
-        rivals={
-            "unsampled_tokens": "read token_ids of the tokens with the constant. A forced prefix of the "
-            "response looks the same"
-        },
+        rivals={"unsampled_tokens": "read the first token_ids. A forced prefix of the response looks the same"},
     )
 
 
@@ -560,18 +548,16 @@ def _match_placeholders(
     evidence, phrases, some = [], [], bool(ended.any())
     for name, tally in sorted(tallies.items()):
         kind, _, side = name.partition("_")
-        meaning = f"number of valid tokens whose {side} log-prob is {_PLACEHOLDER_KINDS[kind]}"
-        evidence.append(make_fact(name, tally.tokens, meaning))
-        phrases.append(f"{tally.tokens:,} valid tokens have a {side} log-prob {_PLACEHOLDER_KINDS[kind]}")
+        what = f"a {side} log-prob {_PLACEHOLDER_KINDS[kind]}"
+        evidence.append(make_fact(name, tally.tokens, f"number of valid tokens with {what}"))
+        phrases.append(f"{tally.tokens:,} valid tokens have {what}")
     for (side, value), tokens in sentinels.items():
-        meaning = f"number of valid tokens with this {side} log-prob ({value:g})"
-        evidence.append(make_fact(f"constant_{side}", int(tokens.sum()), meaning))
-        phrases.append(
-            f"{int(tokens.sum()):,} valid tokens have the {side} log-prob {value:g}, far from the other side's log-prob"
-        )
+        count, what = int(tokens.sum()), f"the {side} log-prob {value:g}"
+        evidence.append(make_fact(f"constant_{side}", count, f"number of valid tokens with {what}"))
+        phrases.append(f"{count:,} valid tokens have {what}, far from the other side's log-prob")
     if some:
-        used, meaning = case.counts > 0, "share of sequences whose last tokens lack a log-prob on one side"
-        evidence.append(make_share_fact("ends", ended, used, meaning))
+        used = case.counts > 0
+        evidence.append(make_share_fact("ends", ended, used, "share of sequences whose last tokens lack a log-prob"))
         values = cleaned.rollout[tail]
         constant = f" (rollout: {values[0]:g})" if np.all(values == values[0]) else ""
         share = percent(ended.sum() / max(used.sum(), 1))
@@ -618,6 +604,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     start = np.zeros(case.size, np.int64)
     start[runs.sequence[::-1]] = case.rows.positions[case.index[runs.first[::-1]]]
     examples = case.find_loudest(sequences, case.sums(tokens[case.index]))
+    rival = {"padding_or_sentinel": "check in the code whether 0 is written for missing log-probs"}
     # share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > 0.01 or quiet else "low",
@@ -625,9 +612,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
         f"{runs.off.mean():.3g} nats above the trainer's log-prob. The policy did not sample these tokens",
         tokens=tokens,
         evidence=(
-            make_fact(
-                "tokens", share, "share of valid tokens with a constant rollout log-prob far above the trainer's"
-            ),
+            make_fact("tokens", share, "share of valid tokens with a constant far above the trainer's log-prob"),
             make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that contain such tokens"),
             make_fact("constant", value, "the constant, nats"),
             make_fact("run_length", runs.length.mean(), "mean number of adjacent tokens with the constant"),
@@ -636,9 +621,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
         where={"sequences": percent(sequences.mean()), "positions": "inside the response"},
         examples=examples,
         positions=start[examples],
-        rivals={}
-        if len(long) >= 2
-        else {"padding_or_sentinel": "check in the code whether 0 is written for missing log-probs"},
+        rivals={} if len(long) >= 2 else rival,
         leaves=case.without(tokens | constant),
     )
 
@@ -684,13 +667,6 @@ def detect_engine_state(case: Case) -> Detection | None:
     rivals = {"edited_response": "check whether the two sides have the same token_ids in these rows"}
     if not at_limit:
         rivals["context_mismatch"] = "compare the prompt's token ids and positions on the two sides"
-    meanings = {
-        "sequences": "share of rows in which the two sides agree up to a position and disagree after it",
-        "ratio_mean": "E[ratio] after this position: 1 if these tokens were sampled",
-        "tokens_after": "median number of tokens from this position to the end of the row",
-        "at_limit": "1 if only the longest rows are affected, all at the same distance from their end",
-        "by_prompt": "1 if the affected rows are all samples of some prompts",
-    }
     return Detection(
         "high" if sure else "low" if doubtful else "medium",
         f"one side is wrong in {place}. There, the mean difference is {breaks.level[found].mean():.2g} nats"
@@ -698,11 +674,11 @@ def detect_engine_state(case: Case) -> Detection | None:
         share=case.share(tokens),
         leaves=None if doubtful else case.without(tokens),
         evidence=(
-            make_share_fact("sequences", found, used, meanings["sequences"]),
-            make_fact("ratio_mean", mean, meanings["ratio_mean"], against=not sampled),
-            make_fact("tokens_after", breaks.tokens_left, meanings["tokens_after"]),
-            make_fact("at_limit", at_limit, meanings["at_limit"]),
-            make_fact("by_prompt", by_prompt, meanings["by_prompt"]),
+            make_share_fact("sequences", found, used, "share of rows that disagree only after a position"),
+            make_fact("ratio_mean", mean, "E[ratio] after it: 1 if these tokens were sampled", against=not sampled),
+            make_fact("tokens_after", breaks.tokens_left, "median number of tokens from this position to the end"),
+            make_fact("at_limit", at_limit, "1 if only the longest rows are affected, all at one distance to the end"),
+            make_fact("by_prompt", by_prompt, "1 if the affected rows are all samples of some prompts"),
         ),
         where={"sequences": percent(share), "positions": left if at_limit else "from a position on"},
         examples=examples,

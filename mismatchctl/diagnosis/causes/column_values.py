@@ -324,10 +324,7 @@ def _match_low_precision(case: Case, side: str, name: str, share: float, chance:
         ),
         where={"column": f"{side}_log_probs"} | ({"tokens": percent(share)} if partly else {}),
         examples=np.flatnonzero(case.counts > 0)[:3],
-        rivals={
-            "numerical_noise": "check whether log_softmax is computed in float32. Log-probs computed in low "
-            "precision look the same"
-        },
+        rivals={"numerical_noise": "check whether log_softmax is computed in float32. Low precision looks the same"},
     )
 
 
@@ -380,9 +377,9 @@ def detect_clamped(case: Case) -> Detection | None:
         rows = np.bincount(case.where[at], minlength=case.size) > 0
         return Detection(
             "high",
-            f"{side}_log_probs were clamped at {bound:.6g}. {count:,} tokens ({percent(count / len(values))}) "
-            "have exactly "
-            f"this value, and {percent(beyond)} of these tokens have a similar or lower log-prob on the other side",
+            f"{side}_log_probs were clamped at {bound:.6g}. {count:,} tokens ({percent(count / len(values))}) have "
+            f"exactly this value, and {percent(beyond)} of these tokens have a similar or lower log-prob on the other "
+            "side",
             tokens=case.marked(at),
             evidence=(
                 make_fact("bound", bound, f"lowest {side} log-prob, nats"),
@@ -443,42 +440,28 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     expected = float((doubt / p)[likely & ~far].sum())
     affected = min(1.0, float((far & likely).sum()) / expected) if expected > 0 else 1.0
     tokens, rows, ratio = case.marked(far), np.bincount(case.where[far], minlength=case.size) > 0, case.calibration
-    sums = p[far] + np.exp(np.minimum(other[far], 0.0))
-    name, mean, z = (
-        ("E[ratio] - 1", ratio.excess, ratio.z)
-        if side == "rollout"
-        else ("E[1 / ratio] - 1", ratio.inverse, ratio.inverse_z)
-    )
+    most = float(np.quantile(p[far] + np.exp(np.minimum(other[far], 0.0)), 0.99))
+    name, mean, z = "E[ratio] - 1", ratio.excess, ratio.z
+    if side == "train":
+        name, mean, z = "E[1 / ratio] - 1", ratio.inverse, ratio.inverse_z
     sure = count >= 20 and rows.sum() > 1
     rival = {"truncated_sampling": "check whether the token ids and the recorded log-probs belong to the same tokens"}
     # with more wrong tokens, the other tokens are a biased selection
     return Detection(
         "high" if sure else "medium",
-        f"for {format_count(count, 'token')} ({percent(count / len(case.x))}), {side}_log_probs contain the "
-        "log-prob of "
-        f"another, likelier token. It is {np.median((own - other)[far]):.2g} nats above the other side's log-prob and "
-        f"never far below, and the other tokens agree. About {percent(affected)} of all tokens have this fault, which "
-        "does not show if the likeliest token was sampled",
+        f"for {format_count(count, 'token')} ({percent(count / len(case.x))}), {side}_log_probs contain the log-prob "
+        f"of another, likelier token. It is {np.median((own - other)[far]):.2g} nats above the other side's log-prob "
+        f"and never far below, and the other tokens agree. About {percent(affected)} of all tokens have this fault, "
+        "which does not show if the likeliest token was sampled",
         evidence=(
             make_fact("tokens", count, f"number of tokens whose {side} log-prob is far above the other side's"),
             make_fact("share", count / len(case.x), "share of these tokens"),
             make_fact("affected", affected, "estimated share of tokens with the log-prob of the likeliest token"),
+            make_fact("other_way", other_way, "tokens far below divided by tokens far above: 0.5 or more for noise"),
             make_fact(
-                "other_way",
-                other_way,
-                "tokens that are as far below, divided by the tokens far above: 0.5 or more for noise",
+                "sum_of_both", most, "99% quantile of the sum of the two probabilities: at most 1 for two tokens"
             ),
-            make_fact(
-                "sum_of_both",
-                float(np.quantile(sums, 0.99)),
-                "99% quantile of the sum of the two probabilities at these tokens: at most 1 for two different tokens",
-            ),
-            make_fact(
-                "between",
-                between,
-                "tokens with a smaller difference above noise, divided by the tokens far above: small if all "
-                "others agree",
-            ),
+            make_fact("between", between, "tokens above noise divided by tokens far above: small if others agree"),
             make_fact("ratio_mean_minus_one", mean, f"{name}: 0 if the column belongs to the sampled tokens"),
             make_fact("z", z, f"{name} in standard errors"),
         ),

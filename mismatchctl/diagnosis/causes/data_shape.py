@@ -35,9 +35,7 @@ def detect_length_mismatch(case: Case) -> Detection | None:
             make_fact("rows", unfit.count, "number of rows whose lists have different lengths"),
             make_fact("share", share, "share of these rows"),
             *(
-                make_fact(
-                    f"{name}_differs", count, f"number of rows whose {name} has another length than rollout_log_probs"
-                )
+                make_fact(f"{name}_differs", count, f"number of rows in which {name} has another length")
                 for name, count in sorted(unfit.columns.items())
             ),
         ),
@@ -250,18 +248,13 @@ def detect_packed_columns(case: Case) -> Detection | None:
     share = float(better.sum() / gapped[0].sum())
     return Detection(
         "high" if share > 0.1 or better.sum() > 10 else "medium",
-        f"in {percent(share)} of the rows that have masked tokens between valid tokens, {side}_log_probs lack "
-        "the masked "
-        f"tokens: from {start} on, the values follow each other without a gap. If each value is moved to its valid "
-        f"token, the mean difference is {after:.2g} nats instead of {before:.2g} nats",
+        f"in {percent(share)} of the rows that have masked tokens between valid tokens, {side}_log_probs lack the "
+        f"masked tokens: from {start} on, the values follow each other without a gap. If each value is moved to its "
+        f"valid token, the mean difference is {after:.2g} nats instead of {before:.2g} nats",
         share=case.share(better[case.sequence]),
         evidence=(
-            make_fact(
-                "difference_as_given", before, "mean |log ratio| of the columns as they are (at most 5 nats per token)"
-            ),
-            make_fact(
-                "difference_unpacked", after, f"mean |log ratio| if {side}_log_probs are moved to the valid tokens"
-            ),
+            make_fact("difference_as_given", before, "mean |log ratio| of the columns as they are (at most 5 nats)"),
+            make_fact("difference_unpacked", after, "mean |log ratio| if the values are moved to the valid tokens"),
             make_share_fact("sequences", better, gapped[0], "share of these rows that agree better after the move"),
         ),
         where={"sequences": percent(share), "column": f"{side}_log_probs", "positions": "after a masked gap"},
@@ -312,14 +305,9 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
     how = "The rows of one micro-batch" if recorded else "Neighboring rows of the dump"
     evidence = [
         make_share_fact("identical_sequences", same, long, "share of rows that are bit-identical on the two sides"),
-        make_fact(
-            "noise_of_the_rest",
-            rest.noise,
-            f"noise of the logits in the other rows: below {BFLOAT16_NOISE:g} for bfloat16",
-        ),
+        make_fact("noise_of_the_rest", rest.noise, "noise of the logits in the other rows"),
+        make_fact("clumping_z", z, "runs of rows of one kind, in standard errors: below 0", against=z > _BATCH_Z),
     ]
-    meaning = "number of runs of identical or different rows, in standard errors: below 0 if equal kinds are adjacent"
-    evidence.append(make_fact("clumping_z", z, meaning, against=z > _BATCH_Z))
     if pure is not None:
         meaning = "share of rows of the same kind (identical or different) as most rows of their micro-batch"
         evidence.append(make_fact("micro_batches", pure, meaning, against=not recorded))

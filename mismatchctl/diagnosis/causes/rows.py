@@ -35,6 +35,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
     if count == 0:
         return None
     share, likeliest = percent(count / eligible), case.is_greedy
+    rivals = {"numerical_noise": "compare prompt ids. With greedy sampling, equal prompts give equal rows"}
     same_id = np.mean([ids[row] is not None and ids[row] == ids[original[row]] for row in np.flatnonzero(again)])
     return Detection(
         "low" if likeliest else "high",
@@ -47,9 +48,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
         ),
         where={"sequences": share},
         examples=np.flatnonzero(again)[:3],
-        rivals={"numerical_noise": "compare prompt ids. With greedy sampling, equal prompts give equal rows"}
-        if likeliest
-        else {},
+        rivals=rivals if likeliest else {},
         leaves=case.without(again[case.sequence]),
     )
 
@@ -158,8 +157,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
     pairs = [f"{names[candidates[i]]} contains {names[candidates[best[i]]]}'s" for i in np.flatnonzero(matched)]
     there, here, count = float(np.median(reached[matched])), float(np.median(own[matched])), int(matched.sum())
-    meaning = "share of sequences with another row's log-probs (at most: all sequences whose two "
-    meaning += "sides disagree throughout, if the other row is missing)"
+    meaning = "share of sequences with another row's log-probs (at most: all sequences that disagree throughout)"
     return Detection(
         "high" if (count > 2 and not most) or matched.mean() > _SWAPPED_SURE_SHARE else "medium",
         f"the rollout log-probs of {format_count(count, 'row')} fit the train log-probs of another row. The mean "
@@ -264,10 +262,6 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         return None  # it also rises within turns, or it does not last
     sizes = [float(np.median(np.abs(case.scaled[used & part]))) for part in (early, late)]
     ratio, everywhere = float(np.exp(np.clip(case.x[late], -20, 7)).mean()), share > _NEARLY_ALL
-    meanings = {
-        "jump": "rise of log |difference| from the last tokens before the turn boundary to the first tokens after it",
-        "drift": "rise of log |difference| within turns: large if positions differ",
-    }
     return Detection(
         "high" if z > 7.0 else "medium",
         f"{'' if everywhere else f'in {percent(share)} of the rows, '}the difference becomes "
@@ -275,9 +269,9 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         "level. The two sides saw different contexts from this turn on",
         share=case.share(case.marked(late)),
         evidence=(
-            make_fact("jump", mean, meanings["jump"]),
+            make_fact("jump", mean, "rise of log |difference| at the turn boundary"),
             make_fact("z", z, "rise at the turn boundary, in standard errors over rows"),
-            make_fact("drift", drift, meanings["drift"]),
+            make_fact("drift", drift, "rise of log |difference| within turns: large if positions differ"),
             make_fact("stays", stays, "log |difference| of later turns minus log |difference| of earlier turns"),
             make_fact("ratio_mean", ratio, "E[ratio] after the turn boundary: 1 if these tokens were sampled"),
         ),
@@ -352,23 +346,17 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     ratio = case.calibration
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     removed = [cause for cause in case.explained if cause in ("unsampled_tokens", "edited_response")]
-    meanings = {
-        "slope": "slope of log |difference| per doubling of the distance from the start: below 0 if the "
-        "difference fades",
-        "early_over_late": "median difference (in logits) of the first tokens divided by the difference "
-        f"in the last quarter: {_SURE_FACTOR:g} or more for different contexts",
-        "ratio": "E[ratio] - 1: 0 if the rollout column belongs to the sampling distribution",
-    }
+    fades = f"median difference (in logits) of first over late tokens: {_SURE_FACTOR:g} or more for different contexts"
     where = "the first tokens of the response" if boundary == "response" else "the first tokens after a turn boundary"
     return Detection(
         "low" if not clear else "high" if sure else "medium",
         f"the difference fades: it is {times:.3g} times larger at {where} than late in the response. "
         + ("The two sides saw different contexts" if clear else _LIKE_WEIGHTS),
         evidence=(
-            make_fact("slope", slope, meanings["slope"]),
+            make_fact("slope", slope, "slope of log |difference| per doubling of the distance: below 0 if it fades"),
             make_fact("z", z, "slope of log |difference|, in standard errors"),
-            make_fact("early_over_late", times, meanings["early_over_late"], against=not clear),
-            make_fact("ratio_mean_minus_one", ratio.excess, meanings["ratio"], against=abs(ratio.z) > 5),
+            make_fact("early_over_late", times, fades, against=not clear),
+            make_fact("ratio_mean_minus_one", ratio.excess, against=abs(ratio.z) > 5),
         ),
         where={"positions": where, "sequences": percent((start > np.median(np.abs(case.x))).mean())},
         examples=case.find_loudest(case.counts >= _CONTEXT_MIN_LENGTH, start),
@@ -376,11 +364,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
             "edited_response": "compare the prompt token ids of the two sides token by token",
             "stale_prefix": "check whether the engine flushes its prefix cache with every weight update",
         }
-        | (
-            {}
-            if clear
-            else {"weights_differ": "compare checksums of the weights, and check the engine's --quantization"}
-        ),
+        | ({} if clear else {"weights_differ": "compare weight checksums, and check the engine's --quantization"}),
         everywhere=clear,
         symptom_of=removed[0] if removed and boundary == "turn" and case.turns is None else "",
     )
@@ -408,20 +392,15 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
     loud = int((louder[several] > rows[several] / 2).sum())
     return Detection(
         "medium",
-        f"the mismatch depends on the prompt. For {loud} of {prompts} prompts, the two sides are "
-        f"{found.times:.3g} times "
-        f"as far apart as for the others. For {whole} of all prompts, nearly all rows are of the same kind. The two "
-        "sides treat some prompts differently, for example their padding, positions or length",
+        f"the mismatch depends on the prompt. For {loud} of {prompts} prompts, the two sides are {found.times:.3g} "
+        f"times as far apart as for the others. For {whole} of all prompts, nearly all rows are of the same kind. The "
+        "two sides treat some prompts differently, for example their padding, positions or length",
         tokens=found.louder[case.sequence],
         evidence=(
             make_fact("prompts", prompts, "number of prompts with several rows"),
             make_fact("alike", whole / prompts, "share of these prompts whose rows are all far apart or all close"),
             make_fact("expected", expected / prompts, "this share as expected by chance"),
-            make_fact(
-                "times",
-                found.times,
-                "difference (in logits) of the rows that are far apart, divided by the difference of the other rows",
-            ),
+            make_fact("times", found.times),
         ),
         where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},
         examples=case.find_loudest(found.louder),
@@ -463,20 +442,15 @@ def detect_position_mismatch(case: Case) -> Detection | None:
     factor, z, size = loudness_rise(case)
     if z < 5.0 or factor < 2.0 or size[1] / 0.6745 < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None
-    meaning = "median difference (in logits) of the last quarter divided by the difference of the first tokens"
     sure = factor > 4.0 and z > 8.0 and abs(case.calibration.z) < 5
     return Detection(
         "high" if sure else "medium",
         f"the difference grows {factor:.3g}x from the first tokens to the last quarter of the responses (from "
         f"{size[0]:.2g} to {size[1]:.2g} in the logits). This is typical if positions or the attention window differ",
         evidence=(
-            make_fact("late_over_early", factor, meaning),
+            make_fact("late_over_early", factor),
             make_fact("z", z, "growth of the difference within responses, in standard errors"),
-            make_fact(
-                "late",
-                size[1],
-                f"median difference (in logits) late in responses: below {BFLOAT16_NOISE:g} for bfloat16",
-            ),
+            make_fact("late", size[1], f"median difference (in logits) late: below {BFLOAT16_NOISE:g} for bfloat16"),
         ),
         where={"positions": "late in the response"},
         examples=case.find_loudest(case.counts >= _POSITION_MIN_LENGTH, case.means(np.abs(case.scaled))),

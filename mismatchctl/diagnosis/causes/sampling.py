@@ -21,12 +21,10 @@ from mismatchctl.diagnosis.distributions import (
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.results.model import Fact
 
-_ROLLOUT_SAMPLED = "E[ratio] - 1: 0 if the rollout column belongs to the sampling distribution"
-_TRAINER_SAMPLED = "E[1 / ratio] - 1: 0 if the trainer's column belongs to the sampling distribution"
-_LIKELY = (
-    "direction of the log ratios of tokens with a probability above 0.6: 0 for noise, ±1 if all have the same sign"
-)
 _STEEPNESS = "how the log-probs of unlikely tokens scale: 1 for a temperature, 0 for a softcap"
+_WORST_CONTEXT = "largest E[ratio] - 1 over groups of contexts, in standard errors: 0 for a temperature"
+_TOP_P = "top-p of the sampler, from the probability mass that it keeps"
+_CUT_MASS = "E[ratio] - 1: minus the probability mass that the sampler removed, 0 without truncation"
 
 
 def detect_temperature(case: Case) -> Detection | None:
@@ -39,17 +37,14 @@ def detect_temperature(case: Case) -> Detection | None:
     told, steep = found.likelier == "rollout" and not truncated, truncated or found.plainly_scaled
     rivals = {}
     if not told:
-        rivals["raw_logprobs"] = (
-            "check the engine's logprobs mode, or record more tokens. E[ratio] is 1 for a temperature"
-        )
+        rivals["raw_logprobs"] = "check the engine's logprobs mode, or record more tokens until E[ratio] is clear"
     if not steep:
         rivals["logit_softcap"] = "compare final_logit_softcapping of the two configurations. A softcap looks similar"
     if not found.sure:
-        rivals["stale_policy"] = (
-            "compare rollout_version with train_version. A newer policy with lower entropy looks similar"
-        )
+        rivals["stale_policy"] = "compare rollout_version with train_version. A policy of lower entropy looks similar"
     ways = ("lower", "higher") if case.coherence.likely < 0 else ("higher", "lower")
-    fits = "largest E[ratio] - 1 over groups of contexts, in standard errors: 0 for a temperature"
+    context = [make_fact("worst_context_z", found.misfit_z, _WORST_CONTEXT, against=found.refuted)]
+    context = context if found.misfit_z else []
     one, interval = "temperature of the rollout relative to the trainer", found.interval
     return Detection(
         "high" if (found.sure and steep and (told or found.listed)) or truncated else "medium",
@@ -58,15 +53,11 @@ def detect_temperature(case: Case) -> Detection | None:
         evidence=(
             make_fact("temperature", found.temperature, one, interval=interval),
             make_fact("steepness", found.steepness, f"{_STEEPNESS} or a constant offset", against=not steep),
-            *([make_fact("worst_context_z", found.misfit_z, fits, against=found.refuted)] if found.misfit_z else []),
-            make_fact("likely", case.coherence.likely, _LIKELY),
-            make_fact(
-                "unlikely",
-                case.coherence.unlikely,
-                "direction of the log ratios of unlikely tokens: a temperature reverses this direction",
-            ),
-            make_fact("ratio_mean_minus_one", case.calibration.excess, _ROLLOUT_SAMPLED, against=not told),
-            make_fact("inverse_ratio_mean_minus_one", case.calibration.inverse, _TRAINER_SAMPLED),
+            *context,
+            make_fact("likely", case.coherence.likely),
+            make_fact("unlikely", case.coherence.unlikely),
+            make_fact("ratio_mean_minus_one", case.calibration.excess, against=not told),
+            make_fact("inverse_ratio_mean_minus_one", case.calibration.inverse),
         ),
         rivals=rivals,
         leaves=case.relabelled(reshaped=True),
@@ -123,20 +114,16 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     rival = {
         "other_vocabulary": "compare the vocabulary sizes of the two sides. Padding or banned tokens look the same"
     }
-    meaning = "E[ratio] - 1: minus the probability mass that the sampler removed, 0 without truncation"
     return Detection(
         "high" if plain and (one_sided or likely < -0.8) else "medium",
         f"{percent(below)} of the tokens have a higher log-prob in the rollout than in the trainer, because the "
-        "sampler "
-        f"removed {percent(-excess)} of the probability mass. Estimated setting: {setting}",
+        f"sampler removed {percent(-excess)} of the probability mass. Estimated setting: {setting}",
         share=_share_below(case),
         evidence=(
-            make_fact("ratio_mean_minus_one", excess, meaning),
+            make_fact("ratio_mean_minus_one", excess, _CUT_MASS),
             make_fact("z", z, "E[ratio] - 1 in standard errors"),
             make_fact("one_sided", below, "share of tokens with a lower log-prob in the trainer: 0.5 for noise"),
-            make_fact(
-                "exact_zeros", zeros, "share of tokens with a rollout log-prob of exactly 0", against=not nucleus
-            ),
+            make_fact("exact_zeros", zeros, "share of tokens with a rollout log-prob of 0", against=not nucleus),
             make_fact("kept_mass", kept, "estimate of the smallest probability mass that the sampler kept"),
             *told,
         ),
@@ -163,22 +150,17 @@ def _share_below(case: Case) -> float:
 
 def _match_truncation(case: Case, read: Truncation) -> Detection:
     ratio, kept = case.calibration, "mean probability mass that the sampler kept, at positions with removed tokens"
-    meaning, against = "E[ratio] - 1: minus the probability mass that the sampler removed", ratio.z > _TRUNCATED_Z
     return Detection(
         "high" if read.name else "medium",
-        "the rollout's lists of log-probs exclude tokens to which the trainer gives a probability. At such "
-        "positions, the "
-        f"rollout keeps {percent(read.mass)} of the probability mass. Estimated setting: {read.setting}",
+        "the rollout's lists of log-probs exclude tokens to which the trainer gives a probability. At such positions, "
+        f"the rollout keeps {percent(read.mass)} of the probability mass. Estimated setting: {read.setting}",
         share=_share_below(case),
         evidence=(
             make_fact(
-                read.name or "kept_mass",
-                read.value,
-                "setting of the sampler, from its lists of log-probs",
-                interval=read.interval,
+                read.name or "kept_mass", read.value, "setting of the sampler, from its lists", interval=read.interval
             ),
             make_fact("kept_mass", read.mass, kept),
-            make_fact("ratio_mean_minus_one", ratio.excess, meaning, against=against),
+            make_fact("ratio_mean_minus_one", ratio.excess, _CUT_MASS, against=ratio.z > _TRUNCATED_Z),
         ),
         rivals={} if read.name else {"other_vocabulary": "check whether the excluded tokens are banned on the engine"},
         leaves=case.relabelled(reshaped=True),
@@ -201,25 +183,17 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
     if certain is not None and nucleus:
         low, p_low, high = (float(np.exp(value)) for value in _estimate_nucleus(certain))
         said = f"top-p of about {p_low:.3g} (tokens above this probability are the only choice and have log-prob 0)"
-        return said, [
-            make_fact(
-                "top_p",
-                p_low,
-                "top-p of the sampler, from the least probable token that was the only choice",
-                interval=(low, high),
-            )
-        ]
+        meaning = "top-p of the sampler, from the least probable token that was the only choice"
+        return said, [make_fact("top_p", p_low, meaning, interval=(low, high))]
     level = _level_mass(case)
     if level is not None:
         value, interval = level
         said = f"top-p of about {value:.3g} (all positions with an unlikely token keep the same probability mass)"
-        meaning = "top-p of the sampler, from the probability mass that it keeps"
-        return said, [make_fact("top_p", value, meaning, interval=interval)]
+        return said, [make_fact("top_p", value, _TOP_P, interval=interval)]
     if nucleus and drift < -_KEPT_LENGTH_Z:
         least, most = sorted(ends)
         said = f"top-p between {least:.3g} and {most:.3g}"
-        meaning = "top-p of the sampler, from the probability mass that it keeps"
-        return said, [make_fact("top_p", (least + most) / 2, meaning, interval=(least, most))]
+        return said, [make_fact("top_p", (least + most) / 2, _TOP_P, interval=(least, most))]
     if drift > _KEPT_LENGTH_Z:
         return f"min-p (positions that keep more tokens lose less probability mass; {_MIN_P_NOTE})", []
     if certain is not None:
@@ -255,8 +229,7 @@ def _describe_tempered_setting(
         if high - low < 0.045 and value < 1:
             half = max(high - low, error)
             ends = value - half, min(value + half, 1.0)
-            meaning = "top-p of the sampler, from the probability mass that it keeps at this temperature"
-            facts.append(make_fact("top_p", value, meaning, interval=ends))
+            facts.append(make_fact("top_p", value, f"{_TOP_P} at this temperature", interval=ends))
             return f"{said}top-p of about {value:.3g} {format_interval(ends)}".rstrip(), facts
     length, drift = _estimate_kept_tokens(case, 1 - mass)
     if nucleus or abs(drift) > _KEPT_LENGTH_Z:
@@ -352,12 +325,8 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
         + ". The engine reports log-probs from before its temperature",
         evidence=(
             make_fact("temperature", own, known, interval=interval),
-            make_fact(
-                "ratio_mean_minus_one",
-                ratio.excess,
-                "E[ratio] - 1: 0 if the rollout column belongs to the sampling distribution",
-            ),
-            make_fact("inverse_ratio_mean_minus_one", ratio.inverse, _TRAINER_SAMPLED),
+            make_fact("ratio_mean_minus_one", ratio.excess),
+            make_fact("inverse_ratio_mean_minus_one", ratio.inverse),
             make_fact("z", ratio.z, "E[ratio] - 1 in standard errors"),
             make_fact("inverse_z", ratio.inverse_z, "E[1 / ratio] - 1 in standard errors"),
         ),
@@ -395,9 +364,8 @@ def _compare_entropy(case: Case) -> Detection | None:
     )
     return Detection(
         "high" if colder and abs(z) > 8.0 and own / usual < 0.95 else "medium",
-        f"the two columns agree but do not belong to the sampling distribution. The mean negative log-prob is "
-        f"{own:.3g} "
-        f"nats and the mean recorded entropy is {usual:.3g} nats, but these are equal for sampled tokens. "
+        "the two columns agree but do not belong to the sampling distribution. The mean negative log-prob is "
+        f"{own:.3g} nats and the mean recorded entropy is {usual:.3g} nats, but these are equal for sampled tokens. "
         f"Therefore, {kind}",
         k3=0.0,
         evidence=(
@@ -421,7 +389,6 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     why = (
         "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances from each other"
     )
-    fits = "largest E[ratio] - 1 at the best temperature, in standard errors: 0 for a temperature"
     return Detection(
         "medium",
         f"in the {side}, likely tokens have lower log-probs and unlikely tokens have higher log-probs, as with another "
@@ -429,9 +396,9 @@ def detect_logit_softcap(case: Case) -> Detection | None:
         evidence=(
             make_fact("steepness", found.steepness, _STEEPNESS),
             make_fact("steepness_error", found.steepness_error, "standard error of the steepness"),
-            make_fact("worst_context_z", found.misfit_z, fits),
-            make_fact("likely", case.coherence.likely, _LIKELY),
-            make_fact("unlikely", case.coherence.unlikely, "direction of the log ratios of unlikely tokens"),
+            make_fact("worst_context_z", found.misfit_z, _WORST_CONTEXT),
+            make_fact("likely", case.coherence.likely),
+            make_fact("unlikely", case.coherence.unlikely),
         ),
         where={"tokens": "all", "side": side},
         rivals={
@@ -484,9 +451,7 @@ def detect_logit_bias(case: Case) -> Detection | None:
         ),
         where={"tokens": f"ids {format_list(names[steady].tolist(), 4)}"},
         examples=case.find_loudest(case.counts > 0, case.sums(case.k3 * chosen)),
-        rivals={
-            "weights_differ": "check the engine's logit_bias, bad_words and allowed tokens, and new embedding rows"
-        },
+        rivals={"weights_differ": "check the engine's logit_bias, bad_words, allowed tokens, and new embedding rows"},
         everywhere=True,
     )
 
@@ -527,28 +492,20 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         return None
     often, facts = before > 2, []
     if often.sum() > _PENALTY_MIN_TOKENS and up:
-        meaning = (
-            "offset of tokens with three or more earlier occurrences, divided by the offset of all repeated "
-            "tokens: 1 for a presence or repetition penalty, more for a frequency penalty"
-        )
+        meaning = "offset of tokens with 3 or more earlier occurrences over all repeated tokens: 1 unless by frequency"
         facts = [make_fact("after_two", float(np.median(case.scaled[often])) / up, meaning)]
     side = "rollout" if apart > 0 else "trainer"
     sure = abs(z) > 10.0 and abs(apart) > 0.6
     return Detection(
         "high" if sure else "low",  # other weights can change repeated tokens as little
-        f"in the logits of the {side}, tokens that occurred earlier in the response are {abs(up):.2g} lower, "
-        "and all other "
-        f"tokens are {abs(down):.2g} higher. The {side} has a repetition, presence or frequency penalty, and the other "
-        "side does not",
+        f"in the logits of the {side}, tokens that occurred earlier in the response are {abs(up):.2g} lower, and all "
+        f"other tokens are {abs(down):.2g} higher. The {side} has a repetition, presence or frequency penalty, and the "
+        "other side does not",
         evidence=(
             make_fact("apart", apart, "mean difference between repeated and new tokens, in units of the noise"),
             make_fact("z", z, "difference between repeated and new tokens, in standard errors over sequences"),
             make_fact("repeated", up, "median difference of repeated tokens, in logits (train minus rollout)"),
-            make_fact(
-                "fresh",
-                down,
-                "median difference of new tokens, in logits: the opposite sign, because probabilities add up to 1",
-            ),
+            make_fact("fresh", down, "median difference of new tokens, in logits: the opposite sign for a penalty"),
             *facts,
         ),
         where={"tokens": "tokens that occurred earlier in their response", "side": side},
@@ -588,11 +545,8 @@ def detect_sampling_settings(case: Case) -> Detection | None:
     if "temperature" in names:
         found = estimate_temperature(case)
         if found is not None:
-            facts.append(
-                make_fact(
-                    "temperature", found.temperature, "estimated temperature of the rollout relative to the trainer"
-                )
-            )
+            meaning = "estimated temperature of the rollout relative to the trainer"
+            facts.append(make_fact("temperature", found.temperature, meaning))
             parts.append(f"a temperature of about {found.temperature:.2g}")
     if "truncated_sampling" in names:
         said, told = _describe_setting(case, None) if power is None else _describe_tempered_setting(case, *power)
@@ -604,9 +558,8 @@ def detect_sampling_settings(case: Case) -> Detection | None:
         return None
     return Detection(
         "medium",
-        f"several sampler settings act on the rollout only: {'; '.join(parts)}. With several settings, each "
-        "estimate is "
-        "less precise. The model's generation_config.json can set all of them",
+        f"several sampler settings act on the rollout only: {'; '.join(parts)}. With several settings, each estimate "
+        "is less precise. The model's generation_config.json can set all of them",
         evidence=tuple(facts),
         where={"tokens": "all"},
         rivals={"temperature": "check the sampling parameters of a request in the engine's log"},

@@ -13,14 +13,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_label
-from mismatchctl.diagnosis.case import (
-    BFLOAT16_NOISE,
-    FLOAT32_NOISE,
-    SYSTEMATIC_MEANING,
-    Case,
-    cached_on_case,
-    quantile_bins,
-)
+from mismatchctl.diagnosis.case import BFLOAT16_NOISE, FLOAT32_NOISE, Case, cached_on_case, quantile_bins
 from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, percent
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, GroupValue, sum_levels, version_lag
 from mismatchctl.diagnosis.evidence import LevelSums as AllCells
@@ -28,7 +21,8 @@ from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.growth import fit_growth
 from mismatchctl.results.model import Confidence, Fact
 
-_LAG_MEANING = "train_version minus rollout_version"
+_LAG_MEANING = "train_version minus rollout_version, as recorded"
+_LAG_GROWTH = "factor by which |log ratio| grows per version of lag"
 _LAG_Z = 4.0
 
 
@@ -70,15 +64,12 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
     sizes = ", ".join(f"{level:.2g} at lag {value:g}" for value, level in sorted(levels.items())[:6])
     return Detection(
         "high",
-        f"in {percent(mixed[case.counts > 0].mean())} of the responses, some tokens were sampled with older "
-        "weights, up "
-        f"to {lags[-1]:g} versions behind the trainer. Tokens of older versions differ more than the other tokens of "
-        f"the response (median difference in logits: {sizes})",
+        f"in {percent(mixed[case.counts > 0].mean())} of the responses, some tokens were sampled with older weights, "
+        f"up to {lags[-1]:g} versions behind the trainer. Tokens of older versions differ more than the other tokens "
+        f"of the response (median difference in logits: {sizes})",
         evidence=(
-            make_fact("version_lag", _format_lags(lags), f"{_LAG_MEANING} of each token, as recorded"),
-            make_fact(
-                "growth", math.exp(slope), "factor by which |log ratio| grows per version of lag, within responses"
-            ),
+            make_fact("version_lag", _format_lags(lags), _LAG_MEANING),
+            make_fact("growth", math.exp(slope), f"{_LAG_GROWTH}, within responses"),
             make_fact("growth_z", z, "growth within responses, in standard errors"),
         ),
         where={"tokens": f"{percent((lag[used] > lags[0]).mean())}, tokens of older versions"},
@@ -128,32 +119,23 @@ def detect_stale_policy(case: Case) -> Detection | None:
     elif ahead:
         summary = (
             f"the rollout's version is {-newest:g} ahead of the trainer's version. Either the counters start at "
-            "different "
-            "numbers, or one version is written after the update. There is no sign of older weights"
+            "different numbers, or one version is written after the update. There is no sign of older weights"
         )
     else:
         summary = "the two sides have different weights, because tokens differ in the direction of the policy's update"
         summary += ". The version columns are equal" if lags else ""
     evidence = []
     if lags:
-        meaning = f"{_LAG_MEANING}, as recorded"
-        evidence.append(make_fact("version_lag", _format_lags(lags), meaning, against=not behind))
+        evidence.append(make_fact("version_lag", _format_lags(lags), _LAG_MEANING, against=not behind))
     if several:
-        meaning, change = (
-            "factor by which |log ratio| grows per version of lag",
-            "growth per version, in standard errors",
-        )
-        evidence.append(make_fact("growth", math.exp(growth), meaning, against=not grows))
-        evidence.append(make_fact("growth_z", growth_z, change, against=not grows))
-    evidence.append(make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not weights_differ))
+        evidence.append(make_fact("growth", math.exp(growth), _LAG_GROWTH, against=not grows))
+        evidence.append(make_fact("growth_z", growth_z, "growth per version, in standard errors", against=not grows))
+    evidence.append(make_fact("systematic", shared, against=not weights_differ))
     if along_z:
-        meaning = "correlation with the policy's next update, over tokens of the vocabulary"
-        evidence.append(make_fact("along_learning", along, meaning, against=not learning))
+        evidence.append(make_fact("along_learning", along, against=not learning))
     rivals = {}
     if not lags:
-        rivals["quantized_rollout"] = (
-            "record rollout_version and train_version as the engine and the trainer report them"
-        )
+        rivals["quantized_rollout"] = "record rollout_version and train_version as the two sides report them"
     elif not (learning or grows):
         rivals["numerical_noise"] = "check whether a step with lag 0 has a smaller mismatch"
     elif not grows:
@@ -222,20 +204,15 @@ def detect_stale_prefix(case: Case) -> Detection | None:
     names = list(dict.fromkeys(prompts[mine].tolist()))
     return Detection(
         "medium",
-        f"the size of the difference depends on the prompt in the first {_PREFIX_START} tokens of the responses "
-        "(a factor "
-        f"of {math.exp(math.sqrt(excess)):.3g} between prompts, beyond chance) and much less in later tokens. For some "
-        "prompts, the engine kept a cache of older weights, or the two sides have different prompts",
+        f"the size of the difference depends on the prompt in the first {_PREFIX_START} tokens of the responses (a "
+        f"factor of {math.exp(math.sqrt(excess)):.3g} between prompts, beyond chance) and much less in later tokens. "
+        "For some prompts, the engine kept a cache of older weights, or the two sides have different prompts",
         share=0.0,
         evidence=(
-            make_fact(
-                "between_prompts",
-                excess,
-                "variance of the log difference between prompts in the first tokens, beyond chance",
-            ),
+            make_fact("between_prompts", excess, "variance of the log difference between prompts in the first tokens"),
             make_fact("z", z, "variance between prompts, in standard errors"),
             make_fact("size", size, "median difference (in logits) in the first tokens of the affected prompts"),
-            make_fact("late", late[0], "variance of the log difference between prompts in later tokens, beyond chance"),
+            make_fact("late", late[0], "variance of the log difference between prompts in later tokens"),
         ),
         where={
             "prompts": f"{format_list(names, 4)} ({percent(mine.mean())} of the sequences)",
@@ -296,11 +273,7 @@ def detect_stale_step(case: Case) -> Detection | None:
         tokens=mine[case.sequence],
         evidence=(
             make_fact("factor", factor, "|log ratio| divided by the |log ratio| of the median step"),
-            make_fact(
-                "z",
-                float(z.max()),
-                "difference from the median step, in standard errors, corrected for the number of steps",
-            ),
+            make_fact("z", float(z.max()), "difference from the median step, in standard errors"),
             make_fact("steps", number, "number of compared steps"),
         ),
         where={"steps": format_list(names)},
@@ -325,26 +298,17 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     mine = np.array([value in values for value in case.column(column).tolist()], np.bool_)
     tokens = mine[case.sequence]
     others = max((abs(row.z) for row in rows if row not in high), default=0.0)
-    meanings = (
-        "|log ratio| of this value divided by |log ratio| of the other values (geometric means)",
-        "logarithm of this factor, in standard errors",
-        "the largest |z| among the other values",
-    )
     several_lags = len({value for name, _, value in case.evidence.cells if name == LAG_COLUMN}) > 1
-    rival = {
-        "quantized_rollout": f"compare the weight version and settings (dtype, kernels, cache) of this "
-        f"{column} with the others"
-    }
+    rival = {"quantized_rollout": f"compare weight version, dtype, kernels and cache of this {column} with the others"}
     return Detection(
         "high" if z > 7.0 else "medium",
-        f"{column} {names} differs {factor:.3g} times more from the trainer than the other values of {column} "
-        "in the same "
-        "steps. Its weights or settings differ",
+        f"{column} {names} differs {factor:.3g} times more from the trainer than the other values of {column} in the "
+        "same steps. Its weights or settings differ",
         evidence=(
-            make_fact("factor", factor, meanings[0]),
-            make_fact("z", z, meanings[1]),
+            make_fact("factor", factor, "|log ratio| of this value divided by |log ratio| of the other values"),
+            make_fact("z", z, "logarithm of this factor, in standard errors"),
             make_fact("sequences", sum(row.sequences for row in high), f"number of sequences of {column} {names}"),
-            make_fact("others_z", others, meanings[2], against=True),
+            make_fact("others_z", others, "the largest |z| among the other values", against=True),
         ),
         where={column: names, "sequences": percent(mine.mean())},
         examples=case.find_loudest(mine),
@@ -385,12 +349,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         tokens=later[case.sequence],
         evidence=(
             make_fact("onset", onset, "first step of the larger mismatch", interval=(float(ends[0]), float(ends[1]))),
-            make_fact(
-                "factor",
-                growth.factor or 1.0,
-                f"{what} after the onset divided by {what} before it",
-                interval=growth.interval,
-            ),
+            make_fact("factor", growth.factor or 1.0, f"{what} after the onset over before", interval=growth.interval),
             make_fact("z", z, "change of |log ratio|, in standard errors"),
         ),
         where={"steps": f"{format_label(onset)} to {steps[-1]}"},
@@ -436,22 +395,18 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
         return None  # the recorded lag also grows and explains the rise
     (shared, shared_z), (along, along_z) = case.systematic_share, case.drift_correlation
     tied = (shared > 0.02 and shared_z > 6) or (along > 0.45 and along_z > 4)
-    meanings = {
-        "factor": "mean difference (in logits) at the last two versions divided by that at the first version",
-        "halfway": "mean difference at half of the versions divided by that at the first: above 1 for a steady growth",
-        "growth_z": "growth with the trainer's version at equal lag, in standard errors",
-        "growth_by_version": "slope of the log difference over the logarithm of the versions since the first",
-        "lag_z": "growth with the recorded lag, in standard errors: 0 if these versions were not used",
-    }
-    values = (factor, early, rise_z, rise, own_z)
     return Detection(
         "high" if tied and len(ages) >= 6 and steady > 0.8 else "medium",
         f"the mismatch grows {factor:.3g} times from the first step to version {ages[-1]:g}, although the recorded lag "
         f"stays at {_format_lags(lags)}. The rollout seems to use its first weights throughout. The versions that it "
         f"records ({rollout.min():g} to {rollout.max():g}) never took effect",
         evidence=(
-            *(make_fact(name, value, meaning) for (name, meaning), value in zip(meanings.items(), values, strict=True)),
-            make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not tied),
+            make_fact("factor", factor, "mean difference (in logits) at the last two versions over the first version"),
+            make_fact("halfway", early, "mean difference at half of the versions over the first: above 1 if steady"),
+            make_fact("growth_z", rise_z, "growth with the trainer's version at equal lag, in standard errors"),
+            make_fact("growth_by_version", rise, "slope of the log difference over the logarithm of the versions"),
+            make_fact("lag_z", own_z, "growth with the recorded lag, in standard errors: 0 if it was not used"),
+            make_fact("systematic", shared, against=not tied),
         ),
         where={"steps": "all, from the first on"},
         rivals={
