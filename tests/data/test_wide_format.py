@@ -209,6 +209,9 @@ def test_impossible_breakdown_columns_are_refused(tmp_path):
     path = write(tmp_path / "b.parquet", to_long(wide((2,), token_ids=[[1, 2]])))
     with pytest.raises(ConfigError, match="by='token_ids': the column contains one value per token"):
         open_dump([path], by=["token_ids"])
+    path = write(tmp_path / "c.parquet", wide((2,), turn=["a"]))
+    with pytest.raises(ConfigError, match="by='turn': the column contains text .* rename the column"):
+        open_dump([path], by=["turn"])
 
 
 def test_step_ranges_are_known_before_reading(tmp_path, file_format, monkeypatch):

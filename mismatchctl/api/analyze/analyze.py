@@ -27,17 +27,15 @@ from mismatchctl.api.analyze.run_log import (
     step_label,
 )
 from mismatchctl.api.scan import DumpReading, UnitBatches, number_micro_batches, whole_step_warning
-from mismatchctl.core.batch import Float64s, Segments, TokenBatch
+from mismatchctl.core.batch import Float64s, TokenBatch
 from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
-from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
 from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine
 from mismatchctl.data.paths import DumpSource
-from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Dtype, Framework, ReplayOptions
-from mismatchctl.measure.cluster_table import cluster_hashes, merge_parts
+from mismatchctl.measure.cluster_table import merge_parts
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.kernels import Device, choose_kernel
 from mismatchctl.measure.kernels.kernel import Kernel
@@ -45,39 +43,6 @@ from mismatchctl.measure.metrics.evaluation import Accumulator
 from mismatchctl.measure.reduction import MeasurePlan, Sums, correction_ratios, reduce_batch, split_runs, split_steps
 from mismatchctl.results.model import PresetPoint, Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs
-
-
-def has_turn_parts(dump: Dump) -> bool:
-    """Return True if a sequence contains several turns, False if the dump has one sequence per turn."""
-    for file in dump.files:
-        if TURN_COLUMN in file.ignored:
-            problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"
-            raise ConfigError(f"{problem}; write turns as numbers, or rename the column")
-    return all(
-        TURN_COLUMN not in file.partition and (TURN_COLUMN not in file.columns or file.is_per_token(TURN_COLUMN))
-        for file in dump.files
-    )
-
-
-def split_by_turn(batch: TokenBatch) -> TokenBatch:
-    """Split sequences into turns, named by the `turn` column. A turn belongs to the cluster of its sequence."""
-    turn_numbers, offsets = batch.extra_columns.get(TURN_COLUMN), batch.segments.offsets
-    if turn_numbers is None:
-        turns = adjacent_segments(batch).offsets
-    else:
-        before, after = turn_numbers[:-1], turn_numbers[1:]  # NaN equals NaN
-        changes = (before != after) & ~(np.isnan(before) & np.isnan(after))
-        turns = np.union1d(np.flatnonzero(changes) + 1, offsets)
-    starts = turns[:-1]
-    sequence = np.searchsorted(offsets, starts, side="right") - 1
-    in_order = np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1
-    number = in_order if turn_numbers is None else turn_numbers[starts]
-    columns = {name: values[sequence] for name, values in batch.columns.items() if name != "sequence_id"}
-    columns |= {TURN_COLUMN: number, "prompt_id": cluster_hashes(batch)[sequence]}
-    return replace(
-        batch, segments=Segments(turns), columns=columns, file=batch.file[sequence], rows=batch.rows[sequence]
-    )
-
 
 GateSums = dict[str, Float64s]
 """Kept tokens and their sum of K3 of each preset [P, 2], by run."""
@@ -102,29 +67,25 @@ def _measure_gates(batch: TokenBatch, run: str, presets: MeasurePlan) -> GateSum
 class _AnalysisPart:
     causes: EvidenceCollector
     sums: Sums
-    turns: Sums
     parts: StepTables
     rows: tuple[bytes, ...]  # see `encode_rows`
     gates: GateSums
 
     def __add__(self, other: _AnalysisPart) -> _AnalysisPart:
-        sums, turns = self.sums + other.sums, self.turns + other.turns
-        parts, rows = self.parts + other.parts, self.rows + other.rows
-        gates = merge_parts(self.gates, other.gates)
-        return _AnalysisPart(self.causes + other.causes, sums, turns, parts, rows, gates)
+        sums, parts, rows = self.sums + other.sums, self.parts + other.parts, self.rows + other.rows
+        return _AnalysisPart(self.causes + other.causes, sums, parts, rows, merge_parts(self.gates, other.gates))
 
 
 @dataclass(frozen=True)
 class _AnalysisPass:
     plan: MeasurePlan
-    turns: MeasurePlan | None
     causes: EvidenceCollector
     watches: bool
     replays: bool
     presets: MeasurePlan
 
     def __call__(self, batches: UnitBatches, run: str) -> _AnalysisPart:
-        causes, sums, turns, parts = self.causes.empty(), Sums(), Sums(), StepTables()
+        causes, sums, parts = self.causes.empty(), Sums(), StepTables()
         rows: tuple[bytes, ...] = ()
         gates: GateSums = {}
         for batch in batches.read(causes.watch) if self.watches else batches:
@@ -132,13 +93,11 @@ class _AnalysisPass:
             if self.plan.sequences:
                 rows += encode_rows(reduced.sequences, batches.path, self.plan)
             sums = sums + replace(reduced, sequences=())
-            if self.turns is not None:
-                turns = turns + reduce_batch(split_by_turn(batch), run, self.turns)
             if self.presets.corrections:
                 gates = merge_parts(gates, _measure_gates(batch, run, self.presets))
             if self.replays:
                 parts += [((name, step), build_replay_table(part)) for name, (step, _), part in split_steps(batch, run)]
-        return _AnalysisPart(causes, sums, turns, parts, rows, gates)
+        return _AnalysisPart(causes, sums, parts, rows, gates)
 
 
 def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str]) -> Sequence[Correction]:
@@ -170,8 +129,7 @@ def analyze(
     corrections: Sequence[Correction] = (),  # to compare, with unique names
     *,
     rename: Mapping[str, str] | None = None,  # canonical column -> name in the files
-    # columns to break metrics down by. `turn` treats each turn of a response as a sequence, without corrections.
-    by: Sequence[str] = (),
+    by: Sequence[str] = (),  # columns to break metrics down by
     on_bad: Literal["error", "skip", "mask"] = "error",
     threads: int | None = None,  # without an `engine`
     progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
@@ -195,15 +153,12 @@ def analyze(
     """Measure the mismatch of a dump and the effect of each correction, in one pass. See `mm.analyze`."""
     replayed, corrections = corrections, _combine_with_losses(corrections, losses)
     extra = () if framework is None else REPLAY_COLUMNS
-    columns = tuple(column for column in by if column != TURN_COLUMN)
-    extra = (*extra, TURN_COLUMN) if TURN_COLUMN in by else extra
     watched = (
         *(column for column in PARTIAL_COLUMNS if column != TURN_COLUMN),
         *(DIAGNOSIS_COLUMNS if findings else ()),
     )
-    reading = DumpReading.open(paths, corrections, rename or {}, columns, on_bad, extra=extra, watched=watched)
+    reading = DumpReading.open(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=watched)
     dump = reading.dump
-    within = TURN_COLUMN in by and has_turn_parts(dump)
     for column in ("current_log_probs", "advantages") if losses else ():
         if not dump.has(column):
             problem = f"the loss {losses[0]} needs this column, which is missing"
@@ -212,7 +167,7 @@ def analyze(
             )
     plan = MeasurePlan(
         tuple(corrections),
-        columns if within else tuple(by),
+        tuple(by),
         reading.has,
         sequences is not None,
         _choose_kernel(reading.expected_tokens, device, engine),
@@ -221,8 +176,7 @@ def analyze(
     )
     unnamed = plan.has_micro_batches and not dump.has("micro_batch")
     micro_batches = number_micro_batches(dump, micro_batch_size) if unnamed and micro_batch_size else None
-    turns = replace(plan, corrections=(), by=(TURN_COLUMN,), sequences=False) if within else None
-    accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
+    accumulator = Accumulator(plan)
     # with a log, a replay in float32 measures rounding
     dtypes: list[Dtype] = ["float64"] if log is None else ["float64", "float32"]
     replays = [
@@ -230,7 +184,6 @@ def analyze(
         for dtype in dtypes if framework is not None
     ]  # fmt: skip
     kept: list[tuple[Any, str]] = [(accumulator, "sums"), *((logged, "parts") for logged in replays)]
-    kept += [] if by_turn is None else [(by_turn, "turns")]
     causes = make_collector(dump, plan.by)
     drawn = [
         preset for preset in presets if all(gate.over != "batch" for gate in preset.gates)
@@ -239,7 +192,7 @@ def analyze(
     rules = {preset.gates: Correction(name=preset.name, gates=preset.gates) for preset in drawn}
     gates: GateSums = {}
     work = _AnalysisPass(
-        plan, turns, causes.empty(), findings, framework is not None, replace(plan, corrections=(*rules.values(),))
+        plan, causes.empty(), findings, framework is not None, replace(plan, corrections=(*rules.values(),))
     )
     with SequenceFile(sequences, plan) as rows:
         for done, may_grow in reading.parts(work, engine or LocalEngine(threads), progress, micro_batches):
@@ -252,7 +205,7 @@ def analyze(
         reading.require_tokens()
         for groups, _ in kept:
             groups.finish()
-        result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)
+        result = build_result(dump, plan, accumulator, reading.tokens, reading.problems)
         for name, run in result.runs.items():
             growth = partial(fit_run_growth, run)
             files = dump.paths

@@ -163,22 +163,14 @@ CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
 
 
 def build_result(
-    dump: Dump,
-    plan: MeasurePlan,
-    accumulator: Accumulator,
-    tokens: Mapping[int, int],
-    problems: Problems,
-    turns: Accumulator | None = None,
+    dump: Dump, plan: MeasurePlan, accumulator: Accumulator, tokens: Mapping[int, int], problems: Problems
 ) -> model.Result:
-    """Build the Result of a finished pass. `turns` contains the breakdown by turn."""
+    """Build the Result of a finished pass."""
     runs = {name: _build_run(name, plan, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
-    if turns is not None:
-        for name, totals in turns.runs.items():
-            runs[name].by |= _build_breakdowns(totals, turns, ClusterTables(plan, dump, name, turns.evaluator.columns))
     provenance = model.Provenance(
         inputs=describe_input_files(dump, tokens, problems),
         left_out=summarize_left_out(problems),
-        by=[*plan.by, *(turns.plan.by if turns is not None else ())],
+        by=[*plan.by],
         device=plan.kernel.device,
         unread=list(dump.unread),
     )
