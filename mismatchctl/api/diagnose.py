@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.scan import DumpReading
-from mismatchctl.data.engines import Engine, LocalEngine
+from mismatchctl.api.scan import DumpReading, ReadOptions
+from mismatchctl.data.engines import LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import open_dump
 from mismatchctl.diagnosis.case import Case
@@ -20,15 +21,15 @@ from mismatchctl.io.files import natural_key
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.summary import fit_run_growth
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 def diagnose(
     paths: Sequence[DumpSource],
     *,
-    rename: Mapping[str, str] | None = None,
     by: Sequence[str] = (),
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    engine: Engine | None = None,
+    **options: Unpack[ReadOptions],
 ) -> Diagnosis:
     """Diagnose the mismatch of each run. Values that other commands reject are used as evidence.
 
@@ -39,14 +40,15 @@ def diagnose(
     def growths() -> dict[str, Growth]:
         """Measure the growth of K3 as `analyze` does, in a second pass that only runs if a cause needs it."""
         try:
-            measured = analyze(paths, rename=rename, threads=threads, engine=engine, findings=False)
+            measured = analyze(paths, rename=rename, engine=engine, findings=False)
             return {name: fit_run_growth(run) for name, run in measured.runs.items()}
         except (DataError, ConfigError):
             return {}
 
+    rename, engine = options.get("rename"), options.get("engine") or LocalEngine(options.get("threads"))
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=DIAGNOSIS_COLUMNS)
     collector, reading = make_collector(dump, by), DumpReading(dump)
-    for found, _ in reading.parts(collector.empty(), engine or LocalEngine(threads), progress):
+    for found, _ in reading.parts(collector.empty(), engine, options.get("progress")):
         collector.add(found)
     problems = reading.problems
     held = (evidence.sample and evidence.sample.rows.segments.tokens for evidence in collector.runs.values())

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mismatchctl.api.advise.advice import Advice
     from mismatchctl.api.compare.comparison import Comparison
     from mismatchctl.api.gate.verdict import Verdict
+    from mismatchctl.api.scan import ReadOptions
     from mismatchctl.api.sweep.result import Sweep
     from mismatchctl.corrections.model import Correction
     from mismatchctl.corrections.presets import Preset
@@ -109,9 +110,7 @@ def analyze(
     Returns:
         A Result. K3 is `result["run"].k3.value`, or `result.k3.value` if there is a single run.
     """
-    check_count("micro_batch_size", micro_batch_size)
     check_choice("device", device, ("auto", "cpu", "cuda"))
-    check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     arrays = {"rollout": rollout, "train": train, "mask": mask, "current": current, "advantages": advantages}
 
     from mismatchctl.api.analyze.analyze import analyze as analyze_dump
@@ -121,20 +120,16 @@ def analyze(
     return analyze_dump(
         _list_dumps(sources, arrays),
         default_corrections() if corrections is None else parse_corrections(corrections),
-        rename=check_columns(columns),
         by=list_texts(by, "by: pass names of columns"),
-        on_bad=on_bad,
-        progress=progress,
         sequences=None if sequences is None else os.fspath(sequences),
         framework=_find_framework(framework),
         log=None if against is None else read_run_log(Path(against)),
-        micro_batch_size=micro_batch_size,
         findings=findings,
         device=device,
-        engine=_make_engine(engine, threads),
         baseline=_read_baseline(baseline),
         losses=list_texts(losses, "losses: pass names of losses"),
         presets=[preset.correction for preset in load_presets().values()] if presets else (),
+        **_read_options(columns, threads, engine, progress, micro_batch_size, on_bad),
     )
 
 
@@ -196,9 +191,7 @@ def sweep(
     Returns:
         A Sweep. `sweep.to_polars()` has one row per run, correction and combination of thresholds.
     """
-    for name, count in (("batch", batch), ("micro_batch_size", micro_batch_size)):
-        check_count(name, count)
-    check_choice("on_bad", on_bad, ("error", "skip", "mask"))
+    check_count("batch", batch)
     if vary is not None and not (isinstance(vary, Mapping) and vary):
         raise ConfigError("vary: expected a mapping from a field of the correction to values")
     list_texts([*(vary or ())], "vary: fields must be strings")
@@ -213,14 +206,10 @@ def sweep(
     return sweep_dump(
         _list_dumps(sources, {}),
         parse_studies(chosen, list((vary or {}).items())) or DEFAULT_STUDIES,
-        rename=check_columns(columns),
         by=list_texts(by, "by: pass names of columns"),
-        on_bad=on_bad,
-        progress=progress,
         wishes=_list_targets(target_rejection, target_ess),
         outlook=ForecastRequest(batch, tuple(lengths), at_step),
-        engine=_make_engine(engine, threads),
-        micro_batch_size=micro_batch_size,
+        **_read_options(columns, threads, engine, progress, micro_batch_size, on_bad),
     )
 
 
@@ -248,8 +237,6 @@ def compare(
     Returns:
         A Comparison: the changes with intervals and p-values, and the data that causes the changes.
     """
-    check_count("micro_batch_size", micro_batch_size)
-    check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     given = list_inputs(sources)
     if not given:
         raise ConfigError("compare needs at least two dumps or Results")
@@ -259,12 +246,8 @@ def compare(
     return compare_sources(
         given,
         corrections=parse_corrections(corrections),
-        rename=check_columns(columns),
         by=list_texts(by, "by: pass names of columns"),
-        on_bad=on_bad,
-        progress=progress,
-        engine=_make_engine(engine, threads),
-        micro_batch_size=micro_batch_size,
+        **_read_options(columns, threads, engine, progress, micro_batch_size, on_bad),
     )
 
 
@@ -311,7 +294,6 @@ def gate(
     check_number("level", level)
     check_number("max_skipped", max_skipped)
     check_number("max_missing", max_missing)
-    check_count("micro_batch_size", micro_batch_size)
     wanted = "rules are strings, as in 'k3:max=0.1'"
     texts = [*list_texts(rule, wanted), *list_texts(rules, wanted)]
     if not (baseline is None or isinstance(baseline, (str, os.PathLike)) or hasattr(baseline, "runs")):
@@ -326,10 +308,8 @@ def gate(
     chosen = chosen or list(DEFAULT_RULES)
     accepted = Path(baseline) if isinstance(baseline, os.PathLike) else baseline
     against = read_baseline(accepted, fixed_tokens=fixed_tokens)
-    result = load_result(
-        list_inputs(sources), chosen, parse_corrections(corrections), rename=check_columns(columns),
-        progress=progress, engine=_make_engine(engine, threads), micro_batch_size=micro_batch_size,
-    )  # fmt: skip
+    options = _read_options(columns, threads, engine, progress, micro_batch_size)
+    result = load_result(list_inputs(sources), chosen, parse_corrections(corrections), **options)
     limits = Tolerances(max_skipped, max_missing, allow_different_model)
     return judge(result, chosen, against, level, limits)
 
@@ -358,10 +338,8 @@ def diagnose(
 
     return diagnose_dump(
         _list_dumps(sources, {}),
-        rename=check_columns(columns),
         by=list_texts(by, "by: pass names of columns"),
-        progress=progress,
-        engine=_make_engine(engine, threads),
+        **_read_options(columns, threads, engine, progress),
     )
 
 
@@ -478,16 +456,24 @@ def _find_framework(given: str | Framework | None) -> Framework | None:
     raise ConfigError(f"framework: expected the name of a framework, found {kind_of(given)}")
 
 
-def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
-    """Return the engine that reads the dumps, or None for the default engine."""
+def _read_options(
+    columns: Mapping[str, str] | None,
+    threads: int | None,
+    engine: Engine | None,
+    progress: Progress | None,
+    micro_batch_size: int | None = None,
+    on_bad: Literal["error", "skip", "mask"] = "error",
+) -> ReadOptions:
+    """Check the options of every function that reads dumps."""
     check_count("threads", threads)
+    check_count("micro_batch_size", micro_batch_size)
+    check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     if engine is not None and not hasattr(engine, "map"):
         raise ConfigError(f"engine: expected an engine of mismatchctl.data.engines, found {engine!r}")
-    if engine is not None or threads is None:
-        return engine
-    from mismatchctl.data.engines import LocalEngine
-
-    return LocalEngine(threads)
+    return {
+        "rename": check_columns(columns), "on_bad": on_bad, "micro_batch_size": micro_batch_size,
+        "threads": threads, "engine": engine, "progress": progress,
+    }  # fmt: skip
 
 
 def _read_baseline(baseline: StrPath | Result | None) -> tuple[str, Result] | None:

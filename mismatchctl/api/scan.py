@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -27,6 +27,18 @@ from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.reduction import split_steps
+
+
+class ReadOptions(TypedDict, total=False):
+    """Options of every function that reads dumps, explained in `mm.analyze`."""
+
+    rename: Mapping[str, str] | None
+    on_bad: Literal["error", "skip", "mask"]
+    micro_batch_size: int | None
+    threads: int | None
+    engine: Engine | None
+    progress: Callable[[int, int], None] | None
+
 
 NO_MICRO_BATCHES = "the dump lacks the column micro_batch"
 

@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.compare import comparison as model
+from mismatchctl.api.scan import ReadOptions
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.validation import replace_nonfinite
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines import Engine
 from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError
@@ -37,28 +38,20 @@ from mismatchctl.stats.samples import (
     find_metric,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 def compare(
     paths: Sequence[DumpSource | Result],
     *,
     corrections: Sequence[Correction] = (),
-    rename: Mapping[str, str] | None = None,
     by: Sequence[str] = (),
-    on_bad: Literal["error", "skip", "mask"] = "error",
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    engine: Engine | None = None,
-    micro_batch_size: int | None = None,
+    **options: Unpack[ReadOptions],
 ) -> model.Comparison:
     """Compare every run of every argument with the first run."""
-
-    def analyze_source(path: DumpSource) -> Result:
-        return analyze(
-            [path], corrections, rename=rename, by=by, on_bad=on_bad, threads=threads, engine=engine, progress=progress,
-            micro_batch_size=micro_batch_size, every_cluster=True, findings=False,
-        )  # fmt: skip
-
-    sources, warnings = _read_sources(paths, analyze_source)
+    read = partial(analyze, corrections=corrections, by=by, every_cluster=True, findings=False, **options)
+    sources, warnings = _read_sources(paths, read)
     samples = [build_run_sample(source.run) for source in sources]
     first, *others = sources
     pairs = [(samples[0], sample) for sample in samples[1:]]
@@ -90,7 +83,7 @@ class ComparedRun:
 
 
 def _read_sources(
-    given: Sequence[DumpSource | Result], analyze_source: Callable[[DumpSource], Result]
+    given: Sequence[DumpSource | Result], read: Callable[[Sequence[DumpSource]], Result]
 ) -> tuple[list[ComparedRun], list[str]]:
     """Return all runs of all arguments in order, with unique names, and a list of warnings."""
     sources: list[ComparedRun] = []
@@ -98,7 +91,7 @@ def _read_sources(
     for source in given:
         path = _source_title(source)
         saved = isinstance(source, Result) or (isinstance(source, str) and is_result(source))
-        result = source if isinstance(source, Result) else read_result(str(source)) if saved else analyze_source(source)
+        result = source if isinstance(source, Result) else read_result(str(source)) if saved else read([source])
         warnings += [warning for warning in result.warnings if warning not in warnings]
         warnings += skipped_data_notes(result.provenance.left_out)
         corrections, is_only_run = tuple(result.corrections), len(result.runs) == 1

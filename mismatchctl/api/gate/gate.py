@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from mismatchctl.api.gate.power import SampleSizePlan, required_sample_size
 from mismatchctl.api.gate.rules import Rule, find_rule_target
 from mismatchctl.api.gate.verdict import BoundKind, Check, Verdict, add_sentences, exceeds_limit, worst_outcome
 from mismatchctl.api.metrics_log import LoggedValues, read_logged_values
+from mismatchctl.api.scan import ReadOptions
 from mismatchctl.core.batch import Float64s
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines import Engine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.frameworks.glossary import find_certain_metric
@@ -42,6 +42,9 @@ from mismatchctl.results.model import (
 from mismatchctl.results.reader import is_result, read_result
 from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import build_run_sample
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
@@ -137,12 +140,7 @@ def load_result(
     paths: Sequence[DumpSource | Result],
     rules: Sequence[Rule],
     corrections: Sequence[Correction] = (),
-    *,
-    rename: Mapping[str, str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    engine: Engine | None = None,
-    on_bad: Literal["error", "skip", "mask"] = "error",
-    micro_batch_size: int | None = None,
+    **options: Unpack[ReadOptions],
 ) -> Result:
     """Read the Result to judge, or analyze dumps with everything that the rules need."""
     dumps: list[DumpSource] = [source for source in paths if not isinstance(source, Result) and not _is_saved(source)]
@@ -151,7 +149,7 @@ def load_result(
         name = IN_MEMORY if isinstance(given, Result) else given
         if len(paths) > 1:
             raise ConfigError(f"{name}: pass one Result, or dumps")
-        if corrections or rename:
+        if corrections or options.get("rename"):
             unused = f"{option('corrections')} and {option('columns')}"
             raise ConfigError(f"{name}: these options do not work with a Result: leave {unused} out")
         return given if isinstance(given, Result) else read_result(str(given))
@@ -163,10 +161,7 @@ def load_result(
                 named[rule.correction] = find_preset(rule.correction)
             except ConfigError as error:
                 raise ConfigError(f"rule {rule.text}: {error}; `mismatchctl presets` lists the presets") from None
-    return analyze(
-        dumps, list(named.values()), rename=rename, by=[*by], progress=progress, every_cluster=True,
-        micro_batch_size=micro_batch_size, engine=engine, on_bad=on_bad,
-    )  # fmt: skip
+    return analyze(dumps, list(named.values()), by=[*by], every_cluster=True, **options)
 
 
 def _is_saved(source: DumpSource) -> bool:
