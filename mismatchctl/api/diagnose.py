@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.scan import DumpReading, ReadOptions
-from mismatchctl.data.engines import LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import open_dump
 from mismatchctl.diagnosis.case import Case
@@ -40,15 +39,15 @@ def diagnose(
     def growths() -> dict[str, Growth]:
         """Measure the growth of K3 as `analyze` does, in a second pass that only runs if a cause needs it."""
         try:
-            measured = analyze(paths, rename=rename, engine=engine, findings=False)
+            measured = analyze(paths, rename=rename, engine=reading.engine, findings=False)
             return {name: fit_run_growth(run) for name, run in measured.runs.items()}
         except (DataError, ConfigError):
             return {}
 
-    rename, engine = options.get("rename"), options.get("engine") or LocalEngine(options.get("threads"))
-    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=DIAGNOSIS_COLUMNS)
-    collector, reading = make_collector(dump, by), DumpReading(dump)
-    for found, _ in reading.parts(collector.empty(), engine, options.get("progress")):
+    rename = options.get("rename")
+    dump = open_dump(paths, rename=rename, aliases=column_aliases(), by=by, watched=DIAGNOSIS_COLUMNS)
+    collector, reading = make_collector(dump, by), DumpReading(dump, **options)
+    for found, _ in reading.parts(collector.empty()):
         collector.add(found)
     problems = reading.problems
     held = (evidence.sample and evidence.sample.rows.segments.tokens for evidence in collector.runs.values())

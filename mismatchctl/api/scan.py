@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from mismatchctl.corrections.application import Selection, Trim, measure_gate
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.data.blocks import Rows
 from mismatchctl.data.catalog import ReadUnit
-from mismatchctl.data.engines import Engine, list_shards
+from mismatchctl.data.engines import Engine, LocalEngine, list_shards
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
@@ -27,6 +27,9 @@ from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.reduction import split_steps
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ReadOptions(TypedDict, total=False):
@@ -226,46 +229,48 @@ def _read_part(
 class DumpReading:
     """An open dump while it is read."""
 
-    def __init__(self, dump: Dump, corrections: Sequence[Correction] = ()) -> None:
-        self.dump = dump
+    def __init__(self, dump: Dump, corrections: Sequence[Correction] = (), **options: Unpack[ReadOptions]) -> None:
+        self.dump, self.options = dump, options
+        self.engine = options.get("engine") or LocalEngine(options.get("threads"))
         self.has = frozenset(column for column in COLUMNS_BY_NAME if dump.has(column))
         self.expected_tokens = sum(unit.tokens for unit in dump.units)
         self.tokens = dict.fromkeys((file.index for file in dump.files), 0)
         self.problems = dump.problems
         self._corrections = corrections
+        unnamed = any(one.normalizes_micro_batches for one in corrections) and not dump.has("micro_batch")
+        size = options.get("micro_batch_size")
+        self._numbered_size = size if unnamed else None
+        self.warnings = [whole_step_warning(corrections)] if unnamed and not size else []
 
     @classmethod
     def open(
         cls,
         paths: Sequence[DumpSource],
         corrections: Sequence[Correction],
-        rename: Mapping[str, str],
         by: Sequence[str],
-        on_bad: Literal["error", "skip", "mask"],
         *,
         extra: Sequence[str] = (),
         watched: Sequence[str] = (),
+        **options: Unpack[ReadOptions],
     ) -> DumpReading:
         scoped = any(correction.normalizes_micro_batches for correction in corrections)
         correction_columns = sorted({column for correction in corrections for column in correction.needed_columns})
         needed = dict.fromkeys([*OPTIONAL_COLUMNS, *(["micro_batch"] if scoped else []), *correction_columns, *extra])
         check_correction_names(corrections)
-        names = column_aliases()
-        dump = open_dump(paths, rename=rename, aliases=names, by=by, wanted=[*needed], watched=watched, on_bad=on_bad)
+        dump = open_dump(
+            paths, rename=options.get("rename"), aliases=column_aliases(), by=by, wanted=[*needed], watched=watched,
+            on_bad=options.get("on_bad", "error"),
+        )  # fmt: skip
         _check_columns(corrections, dump)
-        return cls(dump, corrections)
+        return cls(dump, corrections, **options)
 
-    def parts(
-        self,
-        work: BatchTask,
-        engine: Engine,
-        progress: Callable[[int, int], None] | None = None,
-        micro_batches: MicroBatches | None = None,
-    ) -> Iterator[tuple[Any, GroupMayGrow]]:
+    def parts(self, work: BatchTask) -> Iterator[tuple[Any, GroupMayGrow]]:
         """Yield the results in input order, with a function that returns True if a run and step can occur again."""
-        may_grow, done = _find_open_groups(self.dump.units), 0
+        may_grow, done, progress = _find_open_groups(self.dump.units), 0, self.options.get("progress")
+        size = self._numbered_size
+        micro_batches = None if size is None else number_micro_batches(self.dump, size)
         reading = partial(_read_part, work, micro_batches, find_trims(self.dump, self._corrections))
-        for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
+        for shard, read in self.engine.map(reading, self.dump, list_shards(self.dump)):
             self.problems = self.problems + read.problems
             for file, tokens in read.tokens.items():
                 self.tokens[file] += tokens

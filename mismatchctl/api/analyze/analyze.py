@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from mismatchctl.api.analyze.run_log import (
     require_shared_steps,
     step_label,
 )
-from mismatchctl.api.scan import DumpReading, UnitBatches, number_micro_batches, whole_step_warning
+from mismatchctl.api.scan import DumpReading, ReadOptions, UnitBatches
 from mismatchctl.core.batch import Float64s, TokenBatch
 from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
 from mismatchctl.corrections.model import Correction, parse_loss
@@ -43,6 +43,9 @@ from mismatchctl.measure.metrics.evaluation import Accumulator
 from mismatchctl.measure.reduction import MeasurePlan, Sums, correction_ratios, reduce_batch, split_runs, split_steps
 from mismatchctl.results.model import PresetPoint, Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 GateSums = dict[str, Float64s]
 """Kept tokens and their sum of K3 of each preset [P, 2], by run."""
@@ -113,9 +116,9 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
     ]
 
 
-def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
-    """Choose the kernel. Choose the kernel by device and engine. Only the local engine can use a GPU."""
-    if engine is None or isinstance(engine, (LocalEngine, IncrementalEngine)):
+def _choose_kernel(tokens: int, device: Device, engine: Engine) -> Kernel:
+    """Choose the kernel by device and engine. Only the local engine can use a GPU."""
+    if isinstance(engine, (LocalEngine, IncrementalEngine)):
         return choose_kernel(tokens, device)
     if device == "cuda":
         raise ConfigError(
@@ -128,20 +131,13 @@ def analyze(
     paths: Sequence[DumpSource],
     corrections: Sequence[Correction] = (),  # to compare, with unique names
     *,
-    rename: Mapping[str, str] | None = None,  # canonical column -> name in the files
     by: Sequence[str] = (),  # columns to break metrics down by
-    on_bad: Literal["error", "skip", "mask"] = "error",
-    threads: int | None = None,  # without an `engine`
-    progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
     framework: Framework | None = None,  # replay each step with each correction. Memory grows by one step.
     log: RunLog | None = None,
-    # without a `micro_batch` column, the dump is read twice. None: the whole step, with a warning.
-    micro_batch_size: int | None = None,
     every_cluster: bool = False,  # complete cluster tables, also of drift and corrections, of any size
     findings: bool = True,
     device: Device = "auto",
-    engine: Engine | None = None,
     baseline: tuple[str, Result] | None = None,  # name of an accepted Result, and the Result
     # measure every correction with these losses, instead of its own. Several give corrections called `NAME [LOSS]`. A
     # replayed framework has its own loss.
@@ -149,6 +145,7 @@ def analyze(
     # corrections of which only the rejected share and the remaining K3 are measured, for a figure. Those that need
     # other columns or a whole step are left out.
     presets: Sequence[Correction] = (),
+    **options: Unpack[ReadOptions],
 ) -> Result:
     """Measure the mismatch of a dump and the effect of each correction, in one pass. See `mm.analyze`."""
     replayed, corrections = corrections, _combine_with_losses(corrections, losses)
@@ -157,7 +154,7 @@ def analyze(
         *(column for column in PARTIAL_COLUMNS if column != TURN_COLUMN),
         *(DIAGNOSIS_COLUMNS if findings else ()),
     )
-    reading = DumpReading.open(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=watched)
+    reading = DumpReading.open(paths, corrections, by, extra=extra, watched=watched, **options)
     dump = reading.dump
     for column in ("current_log_probs", "advantages") if losses else ():
         if not dump.has(column):
@@ -170,17 +167,15 @@ def analyze(
         tuple(by),
         reading.has,
         sequences is not None,
-        _choose_kernel(reading.expected_tokens, device, engine),
+        _choose_kernel(reading.expected_tokens, device, reading.engine),
         every_cluster,
         dump.has("prompt_id"),
     )
-    unnamed = plan.has_micro_batches and not dump.has("micro_batch")
-    micro_batches = number_micro_batches(dump, micro_batch_size) if unnamed and micro_batch_size else None
     accumulator = Accumulator(plan)
     # with a log, a replay in float32 measures rounding
     dtypes: list[Dtype] = ["float64"] if log is None else ["float64", "float32"]
     replays = [
-        LoggedSteps(framework, replayed, ReplayOptions(micro_batch_size, dtype))
+        LoggedSteps(framework, replayed, ReplayOptions(options.get("micro_batch_size"), dtype))
         for dtype in dtypes if framework is not None
     ]  # fmt: skip
     kept: list[tuple[Any, str]] = [(accumulator, "sums"), *((logged, "parts") for logged in replays)]
@@ -195,7 +190,7 @@ def analyze(
         plan, causes.empty(), findings, framework is not None, replace(plan, corrections=(*rules.values(),))
     )
     with SequenceFile(sequences, plan) as rows:
-        for done, may_grow in reading.parts(work, engine or LocalEngine(threads), progress, micro_batches):
+        for done, may_grow in reading.parts(work):
             for groups, what in kept:
                 groups.add(getattr(done, what))
                 groups.close(may_grow)
@@ -205,7 +200,7 @@ def analyze(
         reading.require_tokens()
         for groups, _ in kept:
             groups.finish()
-        result = build_result(dump, plan, accumulator, reading.tokens, reading.problems)
+        result = build_result(reading, plan, accumulator)
         for name, run in result.runs.items():
             growth = partial(fit_run_growth, run)
             files = dump.paths
@@ -217,8 +212,7 @@ def analyze(
                 preset.name: PresetPoint.from_sums(tokens, *points[preset.gates].tolist()) for preset in drawn if tokens
             }
         summarize_runs(result, baseline)
-        if unnamed and micro_batches is None:
-            result.warnings.append(whole_step_warning(corrections))
+        result.warnings += reading.warnings
         if framework is not None:
             _add_replays(result, framework, replays)
         if log is not None:

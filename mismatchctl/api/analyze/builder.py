@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import add
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.api.predict import predict_fresh_batch
+from mismatchctl.api.scan import DumpReading
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.bins import LAYER_COLUMNS, MAGNITUDE_BINS, magnitude_edges
 from mismatchctl.core.schema import REQUIRED_COLUMNS
@@ -162,14 +163,13 @@ CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
 """Number of token ids that are stored before a worst token, and for a worst sequence."""
 
 
-def build_result(
-    dump: Dump, plan: MeasurePlan, accumulator: Accumulator, tokens: Mapping[int, int], problems: Problems
-) -> model.Result:
+def build_result(reading: DumpReading, plan: MeasurePlan, accumulator: Accumulator) -> model.Result:
     """Build the Result of a finished pass."""
+    dump = reading.dump
     runs = {name: _build_run(name, plan, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     provenance = model.Provenance(
-        inputs=describe_input_files(dump, tokens, problems),
-        left_out=summarize_left_out(problems),
+        inputs=describe_input_files(reading),
+        left_out=summarize_left_out(reading.problems),
         by=[*plan.by],
         device=plan.kernel.device,
         unread=list(dump.unread),
@@ -178,8 +178,9 @@ def build_result(
     return model.Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
 
 
-def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> list[model.InputFile]:
+def describe_input_files(reading: DumpReading) -> list[model.InputFile]:
     """Return the files of a dump, with the number of valid tokens and of skipped sequences."""
+    tokens, problems = reading.tokens, reading.problems
     return [
         model.InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
@@ -187,7 +188,7 @@ def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Proble
             dtypes={name: escape_unprintable(str(file.types[name])) for name in TYPED_COLUMNS if name in file.types},
             skipped=problems.skipped.get(file.path, 0), skipped_tokens=problems.tokens.get(file.path, 0),
         )
-        for file in dump.files
+        for file in reading.dump.files
     ]  # fmt: skip
 
 

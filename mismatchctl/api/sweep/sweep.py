@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from mismatchctl.api.analyze.builder import describe_input_files, summarize_left_out
 from mismatchctl.api.predict import SequenceSample, collect_batch, empty_sample
-from mismatchctl.api.scan import DumpReading, check_correction_names, number_micro_batches, whole_step_warning
+from mismatchctl.api.scan import DumpReading, ReadOptions, check_correction_names
 from mismatchctl.api.sweep.result import (
     GROUP_SCOPE,
     MAX_FORECAST_POINTS,
@@ -42,7 +42,6 @@ from mismatchctl.api.sweep.targets import (
 from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
-from mismatchctl.data.engines import Engine, LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError
 from mismatchctl.measure.cluster_table import GROUP_CAP, OVERALL_CAP, LabelValue, PromptCounter, merge_parts, step_hash
@@ -64,6 +63,9 @@ from mismatchctl.measure.kernels import choose_kernel
 from mismatchctl.measure.metrics.evaluation import GroupCells, GroupMerger
 from mismatchctl.measure.metrics.registry import sweep_metrics
 from mismatchctl.measure.reduction import MeasurePlan
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass
@@ -229,20 +231,11 @@ def sweep(
     paths: Sequence[DumpSource],  # files, folders, globs. Each is one run, unless a `run` column names the runs.
     chosen: Sequence[Study] = DEFAULT_STUDIES,  # corrections with their axes and unique names
     *,
-    rename: Mapping[str, str] | None = None,  # canonical column -> name in the files
     by: Sequence[str] = (),  # columns to break down by
-    # "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and counts the
-    # tokens that are NaN or null
-    on_bad: Literal["error", "skip", "mask"] = "error",
-    threads: int | None = None,  # blocks of rows read at the same time in this process, without an `engine`
-    progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
     notice: Callable[[str], None] | None = None,  # called with a message before reading if much memory is needed
     wishes: Sequence[TargetValue] = (),  # targets to solve thresholds for, which takes a second pass
     outlook: ForecastRequest = NO_FORECASTS,  # predictions at some points of each study
-    engine: Engine | None = None,  # reads the dump. The result does not depend on the engine.
-    # rows of a step in each micro-batch for the normalization of weights, if there is no `micro_batch` column. The dump
-    # is then read again. None: the whole step, with a warning.
-    micro_batch_size: int | None = None,
+    **options: Unpack[ReadOptions],
 ) -> Sweep:
     """Evaluate every point of every study in one pass."""
     if not chosen:
@@ -253,7 +246,7 @@ def sweep(
         family.correction.model_copy(update={"name": f"{chosen[study].name} at point {family.points[0]}"})
         for study, family in parts
     ]
-    reading = DumpReading.open(paths, kinds, rename or {}, by, on_bad)
+    reading = DumpReading.open(paths, kinds, by, **options)
     families = tuple(family for _, family in parts)
     plan = MeasurePlan(
         tuple(kinds),
@@ -275,10 +268,7 @@ def sweep(
     predicted = [study.correction_at(point) for study, point in sampled]
     sample, grids = empty_sample(len(predicted)), GridTables()
     work = _SweepPass(plan, families, tuple(predicted), list_searches(wishes))
-    engine = engine or LocalEngine(threads)
-    unnamed = plan.has_micro_batches and not reading.dump.has("micro_batch")
-    micro_batches = number_micro_batches(reading.dump, micro_batch_size) if unnamed and micro_batch_size else None
-    for done, may_grow in reading.parts(work, engine, progress, micro_batches):
+    for done, may_grow in reading.parts(work):
         accumulator.add(done.sums)
         accumulator.close(may_grow)
         sample, grids = sample + done.sequences, add_grids(grids, done.grids)
@@ -288,9 +278,9 @@ def sweep(
     runs = list(overall["run"].unique(maintain_order=True))
     open_wishes, targets = find_brackets(grids, runs, wishes)
     if open_wishes:
-        again = DumpReading.open(paths, (), rename or {}, (), on_bad)
+        again = DumpReading.open(paths, (), (), **options)
         search = TargetSearch(tuple(open_wishes))
-        targets += search.solve([one for found, _ in again.parts(search, engine, progress) for one in found])
+        targets += search.solve([one for found, _ in again.parts(search) for one in found])
     order = list(wishes)
     metrics = {metric.key: metric for known in accumulator.metrics for metric in known}
     groups = accumulator.groups()
@@ -299,9 +289,9 @@ def sweep(
         metrics=metrics,
         overall=add_pareto_column(overall, chosen),
         groups=groups,
-        inputs=describe_input_files(reading.dump, reading.tokens, reading.problems),
+        inputs=describe_input_files(reading),
         left_out=summarize_left_out(reading.problems),
-        warnings=[*reading.dump.warnings, *([whole_step_warning(kinds)] if unnamed and micro_batches is None else [])],
+        warnings=[*reading.dump.warnings, *reading.warnings],
         targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
         forecasts=make_forecasts(outlook, points, runs, sample, groups) if outlook != NO_FORECASTS else (),
         by=tuple(by),
@@ -310,7 +300,7 @@ def sweep(
     return made
 
 
-def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> list[dict[str, Any]]:
+def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
     """Compute the metrics at each solved threshold in one more pass. Targets that cannot be met get empty metrics."""
     studies = []
     for number, target in enumerate(found.targets):
