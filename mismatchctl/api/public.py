@@ -115,8 +115,10 @@ def analyze(
 
     from mismatchctl.api.analyze.analyze import analyze as analyze_dump
     from mismatchctl.api.analyze.run_log import read_run_log
+    from mismatchctl.api.gate.gate import read_baseline
     from mismatchctl.frameworks.registry import default_corrections, load_presets
 
+    accepted = read_baseline(baseline)
     return analyze_dump(
         _list_dumps(sources, arrays),
         default_corrections() if corrections is None else parse_corrections(corrections),
@@ -126,7 +128,7 @@ def analyze(
         log=None if against is None else read_run_log(Path(against)),
         findings=findings,
         device=device,
-        baseline=_read_baseline(baseline),
+        baseline=None if accepted.result is None else (str(accepted.name), accepted.result),
         losses=list_texts(losses, "losses: pass names of losses"),
         presets=[preset.correction for preset in load_presets().values()] if presets else (),
         **_read_options(columns, threads, engine, progress, micro_batch_size, on_bad),
@@ -306,8 +308,7 @@ def gate(
 
     chosen = [one for text in texts for one in parse_rules(text)] + ([BITWISE_RULE] if expect_bitwise else [])
     chosen = chosen or list(DEFAULT_RULES)
-    accepted = Path(baseline) if isinstance(baseline, os.PathLike) else baseline
-    against = read_baseline(accepted, fixed_tokens=fixed_tokens)
+    against = read_baseline(baseline, fixed_tokens=fixed_tokens)
     options = _read_options(columns, threads, engine, progress, micro_batch_size)
     result = load_result(list_inputs(sources), chosen, parse_corrections(corrections), **options)
     limits = Tolerances(max_skipped, max_missing, allow_different_model)
@@ -474,19 +475,6 @@ def _read_options(
         "rename": check_columns(columns), "on_bad": on_bad, "micro_batch_size": micro_batch_size,
         "threads": threads, "engine": engine, "progress": progress,
     }  # fmt: skip
-
-
-def _read_baseline(baseline: StrPath | Result | None) -> tuple[str, Result] | None:
-    """Return the name of an accepted Result, and the Result."""
-    if baseline is None:
-        return None
-    from mismatchctl.api.gate.gate import IN_MEMORY
-    from mismatchctl.results.model import Result
-    from mismatchctl.results.reader import read_result
-
-    if isinstance(baseline, Result):
-        return IN_MEMORY, baseline
-    return str(baseline), read_result(os.fspath(baseline))
 
 
 def _list_targets(

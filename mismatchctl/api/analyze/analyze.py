@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatchctl.api.analyze.builder import SequenceFile, build_result, encode_rows
+from mismatchctl.api.analyze.builder import build_result, build_rows, write_sequences
 from mismatchctl.api.analyze.run_log import (
     REPLAY_COLUMNS,
     LoggedSteps,
@@ -45,6 +45,7 @@ from mismatchctl.results.model import PresetPoint, Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs
 
 if TYPE_CHECKING:
+    import polars as pl
     from typing_extensions import Unpack
 
 GateSums = dict[str, Float64s]
@@ -71,7 +72,7 @@ class _AnalysisPart:
     causes: EvidenceCollector
     sums: Sums
     parts: StepTables
-    rows: tuple[bytes, ...]  # see `encode_rows`
+    rows: list[pl.DataFrame]  # of sequences
     gates: GateSums
 
     def __add__(self, other: _AnalysisPart) -> _AnalysisPart:
@@ -89,12 +90,12 @@ class _AnalysisPass:
 
     def __call__(self, batches: UnitBatches, run: str) -> _AnalysisPart:
         causes, sums, parts = self.causes.empty(), Sums(), StepTables()
-        rows: tuple[bytes, ...] = ()
+        rows: list[pl.DataFrame] = []
         gates: GateSums = {}
         for batch in batches.read(causes.watch) if self.watches else batches:
             reduced = reduce_batch(batch, run, self.plan)
             if self.plan.sequences:
-                rows += encode_rows(reduced.sequences, batches.path, self.plan)
+                rows.append(build_rows(reduced.sequences, batches.path, self.plan))
             sums = sums + replace(reduced, sequences=())
             if self.presets.corrections:
                 gates = merge_parts(gates, _measure_gates(batch, run, self.presets))
@@ -189,35 +190,36 @@ def analyze(
     work = _AnalysisPass(
         plan, causes.empty(), findings, framework is not None, replace(plan, corrections=(*rules.values(),))
     )
-    with SequenceFile(sequences, plan) as rows:
-        for done, may_grow in reading.parts(work):
-            for groups, what in kept:
-                groups.add(getattr(done, what))
-                groups.close(may_grow)
-            rows.write(done.rows)
-            gates = merge_parts(gates, done.gates)
-            causes.add(done.causes)
-        reading.require_tokens()
-        for groups, _ in kept:
-            groups.finish()
-        result = build_result(reading, plan, accumulator)
-        for name, run in result.runs.items():
-            growth = partial(fit_run_growth, run)
-            files = dump.paths
-            run.findings, run.sides = causes.findings(name, files, growth)
-            run.content = causes.content(name, files, run.findings)
-            points = dict(zip(rules, gates.get(name, ()), strict=False))
-            tokens = run.overall.metrics["tokens"].value or 0
-            run.presets = {
-                preset.name: PresetPoint.from_sums(tokens, *points[preset.gates].tolist()) for preset in drawn if tokens
-            }
-        summarize_runs(result, baseline)
-        result.warnings += reading.warnings
-        if framework is not None:
-            _add_replays(result, framework, replays)
-        if log is not None:
-            _add_run_log(result, log, replays)
-        rows.finish(accumulator.factors)
+    rows: list[pl.DataFrame] = []
+    for done, may_grow in reading.parts(work):
+        for groups, what in kept:
+            groups.add(getattr(done, what))
+            groups.close(may_grow)
+        rows += done.rows
+        gates = merge_parts(gates, done.gates)
+        causes.add(done.causes)
+    reading.require_tokens()
+    for groups, _ in kept:
+        groups.finish()
+    result = build_result(reading, plan, accumulator)
+    for name, run in result.runs.items():
+        growth = partial(fit_run_growth, run)
+        files = dump.paths
+        run.findings, run.sides = causes.findings(name, files, growth)
+        run.content = causes.content(name, files, run.findings)
+        points = dict(zip(rules, gates.get(name, ()), strict=False))
+        tokens = run.overall.metrics["tokens"].value or 0
+        run.presets = {
+            preset.name: PresetPoint.from_sums(tokens, *points[preset.gates].tolist()) for preset in drawn if tokens
+        }
+    summarize_runs(result, baseline)
+    result.warnings += reading.warnings
+    if framework is not None:
+        _add_replays(result, framework, replays)
+    if log is not None:
+        _add_run_log(result, log, replays)
+    if sequences is not None:
+        write_sequences(sequences, rows, plan, accumulator.factors)
     return result
 
 

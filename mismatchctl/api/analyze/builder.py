@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -29,15 +28,7 @@ from mismatchctl.core.validation import (
 )
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
-from mismatchctl.io.files import (
-    PARQUET_METADATA,
-    atomic_output,
-    explain_write_errors,
-    make_temporary_folder,
-    natural_key,
-    remove_folder,
-)
-from mismatchctl.io.process import release_memory
+from mismatchctl.io.files import PARQUET_METADATA, atomic_output, natural_key
 from mismatchctl.io.stores import escape_unprintable
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
 from mismatchctl.measure.columns import MISMATCH_NAME
@@ -424,75 +415,40 @@ _ROW_COLUMNS = ("run", "file", "row", "step", "sequence_id", "prompt_id", "rewar
 _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
-class SequenceFile:
-    """Writer of per-sequence rows, in input order. Without a path, no file is written."""
+def write_sequences(
+    path: str | Path, tables: Iterable[pl.DataFrame], plan: MeasurePlan, factors: NormalizationFactors
+) -> None:
+    """Normalize the weights of per-sequence rows, which are in input order, and write a Parquet file."""
+    import polars as pl
 
-    def __init__(self, path: str | Path | None, plan: MeasurePlan) -> None:
-        self._path, self._plan = path, plan
-        self._folder: Path | None = None
-        self._parts = 0
-
-    def __enter__(self) -> SequenceFile:
-        self._folder = None if self._path is None else make_temporary_folder()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            remove_folder(self._folder)
-
-    def write(self, batches: Sequence[bytes]) -> None:
-        """Store encoded batches, in input order."""
-        for batch in batches:
-            assert self._folder is not None
-            place = self._folder / f"{self._parts:08d}.arrow"
-            with explain_write_errors(place):
-                place.write_bytes(batch)
-            self._parts += 1
-
-    def finish(self, factors: NormalizationFactors) -> None:
-        """Normalize the weights and write the file atomically."""
-        if self._folder is None or self._path is None:
-            return
-        import polars as pl
-
-        release_memory()  # of the pass over the tokens
-        parts = [pl.scan_ipc(self._folder / f"{part:08d}.arrow") for part in range(self._parts)]
-        frame = pl.concat(parts, how="diagonal_relaxed")
-        frame = replace_nonfinite_in_table(self._normalized(frame, factors).drop(_JOIN_KEYS))
-        with atomic_output(self._path) as temporary:
-            frame.sink_parquet(temporary, metadata=PARQUET_METADATA)
-
-    def _normalized(self, frame: pl.LazyFrame, factors: NormalizationFactors) -> pl.LazyFrame:
-        import polars as pl
-
-        named = {
-            f"_factor{index}": f"{correction.name}.weight"
-            for index, correction in enumerate(self._plan.corrections)
-            if correction.weight is not None and correction.weight.normalize != "none"
-        }
-        if not named:
-            return frame
+    frame = pl.concat([table.lazy() for table in tables], how="diagonal_relaxed")
+    named = {
+        f"_factor{index}": f"{correction.name}.weight"
+        for index, correction in enumerate(plan.corrections)
+        if correction.weight is not None and correction.weight.normalize != "none"
+    }
+    if named:
         columns: dict[str, Any] = {key: [row[place] for row in factors] for place, key in enumerate(_JOIN_KEYS)}
         columns |= {name: [row[3][int(name.removeprefix("_factor"))] for row in factors] for name in named}
         table = pl.LazyFrame(columns, schema_overrides={"_scope": pl.UInt64})
         joined = frame.join(table, on=list(_JOIN_KEYS), how="left", maintain_order="left")
         scaled = [pl.col(weight) / pl.col(factor) for factor, weight in named.items()]
-        return joined.with_columns(scaled).drop(list(named))
+        frame = joined.with_columns(scaled).drop(list(named))
+    frame = replace_nonfinite_in_table(frame.drop(_JOIN_KEYS))
+    with atomic_output(path) as temporary:
+        frame.sink_parquet(temporary, metadata=PARQUET_METADATA)
 
 
-def encode_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> tuple[bytes, ...]:
-    """Encode the sequences of a batch as compressed rows for `SequenceFile`."""
+def build_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> pl.DataFrame:
+    """Return the sequences of a batch as rows for `write_sequences`."""
     import polars as pl
 
     frames = [
         pl.DataFrame({name: _column_values(values) for name, values in _row_columns(table, path, plan).items()})
         for table in tables
     ]
-    encoded = io.BytesIO()
     rows = pl.concat(frames, how="diagonal_relaxed")
-    rows = rows if rows["row"].is_sorted() else rows.sort("row", maintain_order=True)
-    rows.write_ipc(encoded, compression="lz4")
-    return (encoded.getvalue(),)
+    return rows if rows["row"].is_sorted() else rows.sort("row", maintain_order=True)
 
 
 def _row_columns(columns: dict[str, NDArray[Any]], path: str, plan: MeasurePlan) -> dict[str, NDArray[Any]]:

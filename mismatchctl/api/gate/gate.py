@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -110,27 +111,9 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write a baseline as JSON with sorted keys, to a file or to the next numbered file of a folder."""
-    content = ("".join(_format_json_lines(baseline.to_data())) + "\n").encode()
-    write_atomically(NextNumber(place) if place.is_dir() else place, content)
+    """Write a baseline to a file, or to the next numbered file of a folder."""
+    write_atomically(NextNumber(place) if place.is_dir() else place, baseline.to_json().encode())
     return place
-
-
-def _format_json_lines(data: Any, indent: str = "") -> Iterator[str]:
-    inner = indent + " "
-    if isinstance(data, dict) and data:
-        for number, key in enumerate(sorted(data)):
-            yield f"{',' if number else '{'}\n{inner}{_format_compact_json(key)}: "
-            yield from _format_json_lines(data[key], inner)
-        yield f"\n{indent}}}"
-    elif isinstance(data, list) and data and isinstance(data[0], (list, dict)):
-        yield "[\n" + ",\n".join(inner + _format_compact_json(item) for item in data) + f"\n{indent}]"
-    else:
-        yield _format_compact_json(data)
-
-
-def _format_compact_json(data: Any) -> str:
-    return json.dumps(data, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
 IN_MEMORY = "the Result in memory"
@@ -168,23 +151,24 @@ def _is_saved(source: DumpSource) -> bool:
     return isinstance(source, str) and is_result(source)
 
 
-def read_baseline(baseline: str | Path | Result | None, *, fixed_tokens: bool = False) -> Baseline:
+def read_baseline(baseline: str | os.PathLike[str] | Result | None, *, fixed_tokens: bool = False) -> Baseline:
     if baseline is None:
         return Baseline(fixed_tokens=fixed_tokens)
     if isinstance(baseline, Result):
         return Baseline(IN_MEMORY, baseline, fixed_tokens)
-    if is_remote(str(baseline)):
-        baseline = normalize_path(str(baseline))
-    elif not Path(baseline).exists():
+    place = os.fspath(baseline)
+    if is_remote(place):
+        place = normalize_path(place)
+    elif not os.path.exists(place):
         remedy = wording(
             python="save a Result there with result.save(FILE)",
             command="save the first one with --save-baseline FILE --accept",
         )
-        raise DataError("the baseline does not exist", file=str(baseline), remedy=remedy)
-    elif Path(baseline).is_dir():
+        raise DataError("the baseline does not exist", file=place, remedy=remedy)
+    elif os.path.isdir(place):
         remedy = f"name the accepted Result with {option('baseline')}, and pass dumps as arguments"
-        raise DataError("this is a folder, not a saved Result", file=str(baseline), remedy=remedy)
-    return Baseline(str(baseline), read_result(baseline), fixed_tokens)
+        raise DataError("this is a folder, not a saved Result", file=place, remedy=remedy)
+    return Baseline(place, read_result(place), fixed_tokens)
 
 
 def plan_sample_sizes(

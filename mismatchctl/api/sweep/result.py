@@ -22,7 +22,7 @@ from mismatchctl.api.predict import (
     predict_at_step,
     predict_batch_rejection,
 )
-from mismatchctl.api.sweep.study import INTERVAL_FIELDS, AxisValue, Study, ThresholdAxis, validate_study
+from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study, ThresholdAxis, validate_study
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import CSV_CONTROLS, DASH, FORMULA_START, format_number
 from mismatchctl.core.validation import replace_nonfinite, replace_nonfinite_in_table
@@ -466,19 +466,11 @@ ColumnValues = list[bool | int | float | str | None]
 _REQUIRED_COLUMNS = (*_TEXT_COLUMNS, "point", "group", "tokens", "sequences", _FLAG_COLUMN)
 
 
-class _SavedModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+class _StudyData(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-
-class _AxisData(_SavedModel):
-    path: str
-    values: list[AxisValue] = Field(min_length=1)
-    log: bool
-
-
-class _StudyData(_SavedModel):
     correction: dict[str, Any]
-    axes: list[_AxisData] = Field(min_length=1)
+    axes: list[ThresholdAxis] = Field(min_length=1)
 
 
 class _SweepData(BaseModel):
@@ -498,11 +490,20 @@ class _SweepData(BaseModel):
 
 
 def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
+    """Read the content of a JSON file of a sweep. Damaged content raises a ValueError or a ConfigError."""
     saved = _SweepData.model_validate(data)
-    studies = tuple(_build_study(item) for item in saved.studies)
+    found = [Study(parse_correction(item.correction), tuple(item.axes)) for item in saved.studies]
+    studies = tuple(map(validate_study, found))
     table = _build_table(saved.table, studies)
-    runs = set(table["run"].to_list())
-    _require_known(studies, runs, saved)
+    runs, points = table["run"].to_list(), {study.name: len(study.points) for study in studies}
+    for target in saved.targets:
+        if target.run not in runs:
+            raise ValueError(f"targets: unknown run {target.run}")
+        if target.correction is not None:
+            parse_correction(target.correction)
+    for forecast in saved.predictions:
+        if forecast.run not in runs or not 0 <= forecast.point < points.get(forecast.correction, 0):
+            raise ValueError(f"predictions: unknown point {forecast.point} of {forecast.correction} on {forecast.run}")
     made = Sweep(
         studies=studies,
         metrics={metric.key: metric for study in studies for metric in sweep_metrics(study.correction)},
@@ -517,14 +518,6 @@ def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
     )
     made.summary = {run: sweep_sentences(made, run) for run in made.runs}
     return made
-
-
-def _build_study(item: _StudyData) -> Study:
-    axes = tuple(ThresholdAxis(axis.path, tuple(axis.values), axis.log) for axis in item.axes)
-    try:
-        return validate_study(Study(parse_correction(item.correction), axes))
-    except ConfigError as error:
-        raise ValueError(f"studies: {error}") from None
 
 
 def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]) -> pl.DataFrame:
@@ -558,21 +551,6 @@ def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]
     if table.filter(pl.col("scope") == GROUP_SCOPE)["tokens"].null_count():
         raise ValueError("table: a group has no number of tokens")
     return table
-
-
-def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _SweepData) -> None:
-    points = {study.name: len(study.points) for study in studies}
-    for target in saved.targets:
-        if target.run not in runs:
-            raise ValueError(f"targets: unknown run {target.run}")
-        if target.correction is not None:
-            try:
-                parse_correction(target.correction)
-            except ConfigError as error:
-                raise ValueError(f"targets: {error}") from None
-    for forecast in saved.predictions:
-        if forecast.run not in runs or not 0 <= forecast.point < points.get(forecast.correction, 0):
-            raise ValueError(f"predictions: unknown point {forecast.point} of {forecast.correction} on {forecast.run}")
 
 
 SUFFIXES = (".parquet", ".csv", ".json")

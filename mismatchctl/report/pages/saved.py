@@ -13,7 +13,7 @@ from mismatchctl.api.compare.comparison import FORMAT, Comparison
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.api.sweep.result import Sweep, sweep_from_json
 from mismatchctl.diagnosis.diagnosis import Diagnosis
-from mismatchctl.errors import DataError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.report.document import Document
 from mismatchctl.report.pages import advise, analyze, compare, diagnose, gate, sweep
 from mismatchctl.results.model import Result
@@ -59,7 +59,7 @@ def read_saved(paths: Sequence[Path]) -> tuple[View, Document]:
 def _parse_saved(data: Any, path: Path) -> View:
     try:
         kept = _parse_sections(data) if isinstance(data, dict) and "provenance" not in data else None
-    except (ValidationError, KeyError, TypeError, ValueError) as error:
+    except (ValidationError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise DataError(f"damaged: {str(error).splitlines()[0]}", file=str(path), remedy=_REMEDY) from None
     return parse_result(data, str(path)) if kept is None else kept
 
