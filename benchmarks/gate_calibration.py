@@ -22,7 +22,7 @@ import polars as pl
 from measure import replace_section, table
 from numpy.typing import NDArray
 
-from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL
+from mismatchctl.api.gate.gate import BASELINE_MARGIN, DEFAULT_LEVEL
 from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE
 from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS, PROBABILITY_BINS

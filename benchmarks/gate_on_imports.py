@@ -23,8 +23,7 @@ from measure import table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mismatchctl.api.gate.gate import load_result
-from mismatchctl.api.gate.judgement import Baseline, judge
+from mismatchctl.api.gate.gate import Baseline, judge, load_result
 from mismatchctl.api.gate.rules import DEFAULT_RULES
 from mismatchctl.results.model import Result
 from tests.factories.framework_dumps import WRITERS, Truth, Variant

@@ -30,7 +30,7 @@ from gate_calibration import (
 )
 from measure import table
 
-from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL
+from mismatchctl.api.gate.gate import BASELINE_MARGIN, DEFAULT_LEVEL
 from mismatchctl.api.gate.power import detectable_factor, required_sample_size
 from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE
 from mismatchctl.stats.comparison import Allowance

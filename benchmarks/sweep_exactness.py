@@ -13,7 +13,7 @@ import argparse
 import math
 from pathlib import Path
 
-from mismatchctl.api.analyze import builder
+from mismatchctl.api.analyze import analyze as analyze_module
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
@@ -84,7 +84,7 @@ The largest relative difference is over values that differ by more than 1e-13.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
-    builder.CORRECTION_DIGITS = 17  # do not round series
+    analyze_module.CORRECTION_DIGITS = 17  # do not round series
     print(HEAD)
     print("| run | values | different | largest relative difference |\n|---|---|---|---|")
     whole = [0, 0]

@@ -302,8 +302,7 @@ def gate(
         raise ConfigError(f"baseline: expected a Result or the path of a Result, found {kind_of(baseline)}")
 
     from mismatchctl.api.gate.coverage import Tolerances
-    from mismatchctl.api.gate.gate import load_result, read_baseline
-    from mismatchctl.api.gate.judgement import judge
+    from mismatchctl.api.gate.gate import judge, load_result, read_baseline
     from mismatchctl.api.gate.rules import BITWISE_RULE, DEFAULT_RULES, parse_rules
 
     chosen = [one for text in texts for one in parse_rules(text)] + ([BITWISE_RULE] if expect_bitwise else [])
@@ -481,7 +480,7 @@ def _list_targets(
     rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]
 ) -> list[tuple[str, float]]:
     """Return the requested rejection rates and effective sample sizes as pairs (metric, value)."""
-    from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
+    from mismatchctl.api.sweep.sweep import ESS_METRIC, TARGET_REJECTIONS
 
     shares = {} if rejection is None else rejection if isinstance(rejection, Mapping) else {"tokens": rejection}
     found = []

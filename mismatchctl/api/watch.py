@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from mismatchctl.api.gate.gate import load_result
-from mismatchctl.api.gate.judgement import Baseline, judge
+from mismatchctl.api.gate.gate import Baseline, judge, load_result
 from mismatchctl.api.gate.rules import Rule
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.corrections.model import Correction

@@ -68,8 +68,7 @@ def gate(
         raise typer.Exit(_exit_code(verdict, on_undecided, quiet))
 
     from mismatchctl.api.gate.coverage import Tolerances
-    from mismatchctl.api.gate.gate import load_result, plan_sample_sizes, read_baseline
-    from mismatchctl.api.gate.judgement import judge, no_baseline
+    from mismatchctl.api.gate.gate import judge, load_result, no_baseline, plan_sample_sizes, read_baseline
 
     rules = _parse_rules(rule or (), expect_bitwise)
     against = read_baseline(baseline, fixed_tokens=fixed_tokens)

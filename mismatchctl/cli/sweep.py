@@ -11,7 +11,7 @@ from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from mismatchctl.api.sweep.study import Study
-    from mismatchctl.api.sweep.targets import TargetValue
+    from mismatchctl.api.sweep.sweep import TargetValue
     from mismatchctl.report.document import Document
 
 
@@ -101,7 +101,7 @@ def _split_axis(text: str) -> tuple[str, str]:
 
 
 def _parse_targets(rejections: Sequence[str], sizes: Sequence[str]) -> list[TargetValue]:
-    from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
+    from mismatchctl.api.sweep.sweep import ESS_METRIC, TARGET_REJECTIONS
 
     found: list[TargetValue] = []
     for text in rejections:

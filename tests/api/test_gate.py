@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mismatchctl.api.gate.gate import load_result, make_baseline, plan_sample_sizes, write_baseline
-from mismatchctl.api.gate.judgement import Baseline, judge
+from mismatchctl.api.gate.gate import Baseline, judge, load_result, make_baseline, plan_sample_sizes, write_baseline
 from mismatchctl.api.gate.rules import DEFAULT_RULES, DEFAULT_TOLERANCE, Rule, parse_rules
 from mismatchctl.api.gate.verdict import Check, Verdict
 from mismatchctl.corrections.model import Correction
@@ -221,7 +220,7 @@ def test_baselines_are_small_and_reproducible(tmp_path: Path) -> None:
     ]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert paths[0].stat().st_size < 40_000
-    data = json.loads(paths[0].read_text(), parse_constant=pytest.fail)
+    json.loads(paths[0].read_text(), parse_constant=pytest.fail)
     again = read_result(paths[0])
     assert again.provenance.accepted is not None and again.provenance.accepted.verdict == "undecided"
     new = result(noisy(40, 2e-3, 1, groups=4), steps=range(4))

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from mismatchctl.api.gate.coverage import Tolerances
-from mismatchctl.api.gate.judgement import Baseline, judge
+from mismatchctl.api.gate.gate import Baseline, judge
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.recorder.recorder import Recorder

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatchctl.api.gate.judgement import Baseline, judge
+from mismatchctl.api.gate.gate import Baseline, judge
 from mismatchctl.api.gate.power import detectable_factor, required_sample_size
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.stats.comparison import Allowance, compare_samples

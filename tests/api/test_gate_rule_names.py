@@ -8,8 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.gate.gate import load_result
-from mismatchctl.api.gate.judgement import judge
+from mismatchctl.api.gate.gate import judge, load_result
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.verdict import Check
 from mismatchctl.errors import ConfigError

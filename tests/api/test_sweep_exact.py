@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.api.analyze import builder
+from mismatchctl.api.analyze import analyze as analyze_module
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.sweep.result import METRICS_WITH_ERRORS, Sweep
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
@@ -44,7 +44,7 @@ MANY = settings(
 
 @pytest.fixture(autouse=True)
 def _all_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder, "CORRECTION_DIGITS", 17)
+    monkeypatch.setattr(analyze_module, "CORRECTION_DIGITS", 17)
 
 
 def brute_force(paths: Sequence[str], studies: Sequence[Study], by: Sequence[str] = ()) -> Any:

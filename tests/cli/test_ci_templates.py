@@ -14,8 +14,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from mismatchctl.api.gate.gate import make_baseline, write_baseline
-from mismatchctl.api.gate.judgement import judge
+from mismatchctl.api.gate.gate import judge, make_baseline, write_baseline
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.cli.main import app
 from mismatchctl.io import __version__

@@ -210,7 +210,7 @@ def test_impossible_breakdown_columns_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="by='token_ids': the column contains one value per token"):
         open_dump([path], by=["token_ids"])
     path = write(tmp_path / "c.parquet", wide((2,), turn=["a"]))
-    with pytest.raises(ConfigError, match="by='turn': the column contains text .* rename the column"):
+    with pytest.raises(ConfigError, match=r"by='turn': the column contains text .* rename the column"):
         open_dump([path], by=["turn"])
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.compare.compare import compare
 from mismatchctl.api.diagnose import diagnose
-from mismatchctl.api.gate.judgement import judge
+from mismatchctl.api.gate.gate import judge
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.watch import Snapshot
 from mismatchctl.core.formatting import format_number

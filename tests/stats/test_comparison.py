@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mismatchctl.api.gate.judgement import Baseline, judge
+from mismatchctl.api.gate.gate import Baseline, judge
 from mismatchctl.api.gate.power import detectable_factor
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.verdict import Check, describe_basis, describe_k3_parts

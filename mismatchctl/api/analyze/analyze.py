@@ -1,16 +1,20 @@
-"""Measure a dump in one pass and return its Result."""
+"""Measure a dump in one pass and build its Result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mismatchctl.api.analyze.builder import build_result, build_rows, write_sequences
 from mismatchctl.api.analyze.run_log import (
     REPLAY_COLUMNS,
     LoggedSteps,
@@ -26,27 +30,490 @@ from mismatchctl.api.analyze.run_log import (
     require_shared_steps,
     step_label,
 )
+from mismatchctl.api.predict import predict_fresh_batch
 from mismatchctl.api.scan import DumpReading, ReadOptions, UnitBatches
 from mismatchctl.core.batch import Float64s, TokenBatch
-from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
+from mismatchctl.core.bins import LAYER_COLUMNS, MAGNITUDE_BINS, magnitude_edges
+from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS, TURN_COLUMN
+from mismatchctl.core.validation import (
+    cap_sum,
+    cap_sums,
+    replace_nonfinite,
+    replace_nonfinite_in_table,
+    round_significant,
+)
 from mismatchctl.corrections.model import Correction, parse_loss
 from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine
 from mismatchctl.data.paths import DumpSource
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Dtype, Framework, ReplayOptions
-from mismatchctl.measure.cluster_table import merge_parts
-from mismatchctl.measure.columns import correction_columns
+from mismatchctl.io.files import PARQUET_METADATA, atomic_output, natural_key
+from mismatchctl.io.stores import escape_unprintable
+from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, merge_parts, step_hash
+from mismatchctl.measure.columns import MISMATCH_NAME, correction_columns
 from mismatchctl.measure.kernels import Device, choose_kernel
-from mismatchctl.measure.kernels.kernel import Kernel
-from mismatchctl.measure.metrics.evaluation import Accumulator
+from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS, Kernel
+from mismatchctl.measure.metrics.evaluation import (
+    OTHER_PAIR_METRICS,
+    REPEATED_METRICS,
+    Accumulator,
+    EstimateRow,
+    Estimates,
+    NormalizationFactors,
+    RunTotals,
+)
+from mismatchctl.measure.metrics.metric import Estimate
 from mismatchctl.measure.reduction import MeasurePlan, Sums, correction_ratios, reduce_batch, split_runs, split_steps
+from mismatchctl.measure.sums import PairSums, WorstRows
+from mismatchctl.results import model
 from mismatchctl.results.model import PresetPoint, Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs
 
 if TYPE_CHECKING:
     import polars as pl
     from typing_extensions import Unpack
+
+
+CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
+"""Significant digits of sums in the cluster table, and of the layers of K3."""
+
+
+class ClusterTables:
+    """Cluster tables of a run, with the columns of the mismatch, or with all columns if `every_cluster` is set."""
+
+    def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
+        files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
+        has = {name for file in files for name in (*file.columns, *file.partition)}
+        self._plan = plan
+        self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
+        self._columns = {
+            self._title(of, name): place
+            for place, (of, name) in enumerate(axis.names)
+            if plan.every_cluster or (of == MISMATCH_NAME and name != "clusters")
+        }
+
+    def _title(self, of: ColumnSubject, name: str) -> str:
+        if isinstance(of, int):
+            return f"{self._plan.corrections[of].name}/{name}"
+        return name if of == MISMATCH_NAME else f"{of}_{name}"
+
+    def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
+        """Return the table of a run. Each row has a step, unless the clusters of many steps were merged."""
+        if table.is_folded:
+            return self._clusters(table, [])
+        index = {int(step_hash(label)): number for number, label in enumerate(labels)}
+        return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
+
+    def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
+        """Return one cluster table for all values of a `--by` column, unless the table would be too large."""
+        if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._plan.max_clusters:
+            return None
+        merged = reduce(add, (table.with_scope(np.uint64(number)) for number, table in enumerate(tables)))
+        return self._clusters(merged, merged.scopes.tolist())
+
+    def _clusters(self, table: ClusterTable, groups: list[int]) -> model.Clusters:
+        bounded = table.is_folded and not self._plan.every_cluster  # the layers would be a third of a long run's Result
+        names = [name for name in self._columns if not (bounded and name in LAYER_COLUMNS)]
+        return model.Clusters(
+            by=self._by,  # type: ignore[arg-type]
+            columns=names,
+            hashes=[f"{cluster:016x}" for cluster in table.clusters.tolist()],
+            groups=groups,
+            folded=table.is_folded,
+            sums=round_sums(table.sums[:, [self._columns[name] for name in names]], names),
+        )
+
+
+def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
+    rounded, coarse = np.array(cap_sums(sums)), np.array([name in LAYER_COLUMNS for name in names], np.bool_)
+    for chosen, digits in ((coarse, LAYER_DIGITS), (~coarse, CLUSTER_DIGITS)):
+        rounded[:, chosen] = round_significant(rounded[:, chosen], digits)
+    rows: list[list[float]] = rounded.tolist()
+    return rows
+
+
+def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
+    """Yield each worst sequence with its file and row as plain values, and its token ids if the dump has them."""
+    ids: dict[tuple[int, int], NDArray[Any]] = {}
+    if dump.has("token_ids"):
+        for file in np.unique(worst.place[:, 0]).tolist():  # only the blocks that contain these sequences are read
+            rows = np.unique(worst.place[worst.place[:, 0] == file, 1]).tolist()
+            ids |= {(file, row): own for row, own in dump.token_ids(file, rows).items()}
+    for index, (file, row, position) in enumerate(worst.place.tolist()):
+        fields = {name: _python_value(values[index]) for name, values in worst.fields.items()}
+        yield {"file": dump.paths[file], "row": row, "position": position} | fields, ids.get((file, row))
+
+
+def describe_worst_tokens(worst: WorstRows, dump: Dump, context: int) -> Iterator[dict[str, Any]]:
+    """Yield each worst token with its file, row and position, its id, and the `context` ids before it."""
+    for fields, ids in describe_worst_sequences(worst, dump):
+        token = int(fields.pop("token"))
+        if ids is not None and token < len(ids):
+            fields |= {"token_id": int(ids[token]), "context_ids": ids[max(0, token - context) : token].tolist()}
+        yield fields
+
+
+def _python_value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        largest = np.finfo(np.float64).max
+        return tuple(float(np.clip(number, -largest, largest)) for number in value.tolist())
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
+"""Significant digits of series over groups, for mismatch metrics, other pairs, corrections and standard errors.
+
+Few digits keep a Result with a thousand steps small.
+"""
+GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
+"""Mismatch metrics whose heavy tails are recorded per group."""
+TYPED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
+"""Columns whose data types are stored, because Results with different data types may not be comparable."""
+BINS_PER_BIN = 8
+"""Number of counted bins of the log ratio per bin of the stored distribution."""
+HEXAGONS = 26
+"""Number of hexagons along each side of the joint distribution."""
+CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
+"""Number of token ids that are stored before a worst token, and for a worst sequence."""
+
+
+def build_result(reading: DumpReading, plan: MeasurePlan, accumulator: Accumulator) -> model.Result:
+    """Build the Result of a finished pass."""
+    dump = reading.dump
+    runs = {name: _build_run(name, plan, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
+    provenance = model.Provenance(
+        inputs=describe_input_files(reading),
+        left_out=summarize_left_out(reading.problems),
+        by=[*plan.by],
+        device=plan.kernel.device,
+        unread=list(dump.unread),
+    )
+    corrections, warnings = list(plan.corrections), list(dump.warnings)
+    return model.Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
+
+
+def describe_input_files(reading: DumpReading) -> list[model.InputFile]:
+    """Return the files of a dump, with the number of valid tokens and of skipped sequences."""
+    tokens, problems = reading.tokens, reading.problems
+    return [
+        model.InputFile(
+            path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
+            layout=file.layout,
+            dtypes={name: escape_unprintable(str(file.types[name])) for name in TYPED_COLUMNS if name in file.types},
+            skipped=problems.skipped.get(file.path, 0), skipped_tokens=problems.tokens.get(file.path, 0),
+        )
+        for file in reading.dump.files
+    ]  # fmt: skip
+
+
+def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dump) -> model.RunResult:
+    totals = accumulator.runs[name]
+    whole = accumulator.evaluator.evaluate([totals.overall])
+    names = [correction.name for correction in plan.corrections]
+    metrics, *corrections = (
+        {key: _overall_value(found) for key, found in each.items()} for each in (whole.metrics, *whole.corrections)
+    )
+    overall = model.OverallMetrics(metrics=metrics, corrections=dict(zip(names, corrections, strict=True)))
+    tables = ClusterTables(plan, dump, name, accumulator.evaluator.columns)
+    steps = _build_groups(totals.steps, EstimateRow.concatenate(totals.groups), names)
+    return model.RunResult(
+        overall=overall,
+        fresh_batches=_predict_fresh_batches(totals, steps, plan, accumulator),
+        groups=steps,
+        by=_build_breakdowns(totals, accumulator, tables),
+        distribution=_build_distribution(totals.overall.pairs[MISMATCH_NAME]),
+        breakdowns={name: _build_breakdown(name, sums) for name, sums in totals.sums.breakdowns.items()},
+        joint=_build_joint(totals.sums.joint),
+        worst_tokens=[
+            model.WorstToken(**own) for own in describe_worst_tokens(totals.sums.tokens, dump, CONTEXT_TOKENS)
+        ],
+        worst_sequences=_build_worst_sequences(totals.sums.sequences, dump),
+        clusters=tables.run_table(totals.overall.table, steps.labels),
+    )
+
+
+def _predict_fresh_batches(
+    totals: RunTotals, steps: model.Groups, plan: MeasurePlan, accumulator: Accumulator
+) -> dict[str, model.FreshBatch]:
+    """Predict the rejection of each correction in a new batch with the number of sequences of a step."""
+    table, axis = totals.overall.table, accumulator.evaluator.columns
+    tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]
+    sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
+    rows, found = np.flatnonzero(tokens > 0), {}
+    where = np.unique(table.scopes[rows], return_inverse=True)[1]
+    for place, correction in enumerate(plan.corrections):
+        rejected = tokens[rows] - table.sums[rows, axis.position(place, "kept")]
+        found[correction.name] = predict_fresh_batch(
+            np.stack([rejected, tokens[rows]], axis=1), table.clusters[rows], where, sequences, steps.labels,
+            steps.series("rejected_tokens", correction.name).value, is_folded=table.is_folded,
+        )  # fmt: skip
+    return found
+
+
+def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: ClusterTables) -> dict[str, model.Groups]:
+    plan, by = accumulator.plan, {}
+    for column in plan.by:
+        cells = {value: cell for (name, value), cell in totals.closed.items() if name == column}
+        rows = accumulator.evaluator.evaluate(list(cells.values()), REPEATED_METRICS)
+        by[column] = _build_groups(list(cells), rows, [correction.name for correction in plan.corrections])
+        by[column].clusters = tables.value_table([cells[value].table for value in by[column].labels])
+    return by
+
+
+def _overall_value(found: Estimate) -> model.Value:
+    value, error, interval, status = found.at(0)
+    covers = found.covers_at(0)
+    tail: Literal["heavy_tail"] | None = None if covers is None else "heavy_tail"
+    return model.Value(value=value, se=error, interval=interval, status=status, tail=tail, covers=covers)
+
+
+def _build_groups(labels: Sequence[Any], rows: EstimateRow, names: Sequence[str]) -> model.Groups:
+    order = sorted(range(len(labels)), key=lambda cell: _label_sort_key(labels[cell]))
+    others = {key: found for key, found in rows.metrics.items() if key in OTHER_PAIR_METRICS}
+    plain = {key: found for key, found in rows.metrics.items() if key not in OTHER_PAIR_METRICS}
+    return model.Groups(
+        labels=[labels[cell] for cell in order],
+        metrics=_build_series(plain, order, VALUE_DIGITS) | _build_series(others, order, OTHER_DIGITS),
+        corrections={
+            name: _build_series(estimates, order, CORRECTION_DIGITS, tails=())
+            for name, estimates in zip(names, rows.corrections, strict=True)
+        },
+    )
+
+
+def _label_sort_key(label: Any) -> tuple[Any, ...]:
+    if isinstance(label, (int, float)) and not isinstance(label, bool):
+        return (0, label)
+    return (2,) if label is None else (1, *natural_key(str(label)))
+
+
+def _build_series(
+    estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
+) -> dict[str, model.Series]:
+    """Build a series of rounded values over the steps for each estimate.
+
+    The metrics in `tails` also get heavy-tail flags.
+    """
+    if not estimates:
+        return {}
+    value = np.stack([found.value[order] for found in estimates.values()])
+    error = np.stack([found.se[order] for found in estimates.values()])
+    errors = _round_rows(np.where(np.isfinite(value), error, np.nan), ERROR_DIGITS)
+    return {
+        key: model.Series(
+            value=values,
+            se=se if any(one is not None for one in se) else None,
+            interval=_series_intervals(found, order),
+            status=_series_statuses(found, order),
+            heavy_tail=[place for place, cell in enumerate(order) if key in tails and found.covers_at(cell)],
+        )
+        for (key, found), values, se in zip(estimates.items(), _round_rows(value, digits), errors, strict=True)
+    }
+
+
+def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
+    """Return the intervals of estimates without a standard error."""
+    if np.isfinite(estimate.se).any():
+        return None
+    known = np.isfinite(estimate.value[order])
+    low, high = _round_rows(np.where(known, estimate.interval[order].T, np.nan), ERROR_DIGITS)
+    between = [None if one is None or two is None else (one, two) for one, two in zip(low, high, strict=True)]
+    return between if any(between) else None
+
+
+def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str, list[int]]:
+    if np.isfinite(estimate.value).all():
+        return "ok"
+    statuses = [estimate.status(cell) for cell in order]
+    if all(status == statuses[0] for status in statuses):
+        return statuses[0]
+    reasons = dict.fromkeys(status for status in statuses if status != "ok")
+    return {reason: [index for index, status in enumerate(statuses) if status == reason] for reason in reasons}
+
+
+def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
+    """Round the values of each row to `digits` significant digits, and replace non-finite values with null.
+
+    Integers stay exact.
+    """
+    finite = np.isfinite(values)
+    held = np.where(finite, values, 0.0) + 0.0
+    whole = (held == np.rint(held)) & (np.abs(held) < 2**53)
+    kept = np.where(whole, held, round_significant(held, digits)).astype(object)
+    kept[~finite] = None
+    rows: list[list[float | None]] = kept.tolist()
+    return rows
+
+
+def _build_distribution(pair: PairSums) -> model.Distribution:
+    """Build the histogram of log ratios. `BINS_PER_BIN` counted bins are merged into each bin."""
+    # First magnitude bin of each coarse bin, without the zero bin.
+    inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)
+    starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
+    edges = magnitude_edges()[starts]
+    negative = MAGNITUDE_BINS - np.append(starts[1:], MAGNITUDE_BINS)[::-1]
+    cuts = np.concatenate([negative, MAGNITUDE_BINS + starts])
+    counts, k3 = (np.add.reduceat(values, cuts) for values in pair.histogram.by_bin())
+    bounds = np.concatenate([-np.append(edges[1:], 2.0**15)[::-1], edges, [2.0**15]])
+    filled = np.flatnonzero(counts)
+    first, last = (filled[0], filled[-1] + 1) if len(filled) else (0, 0)
+    return model.Distribution(
+        edges=bounds[first : last + 1].tolist(),
+        tokens=counts[first:last].tolist(),
+        k3=[cap_sum(value) for value in k3[first:last]],
+    )
+
+
+def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
+    """Return mean K3 by bin with standard errors over buckets (groups of clusters). Empty bins are left out."""
+    edges = BREAKDOWNS[name].edges()
+    filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
+    tokens = sums[:, filled, 0].T
+    occupied = (tokens > 0).sum(axis=1)
+    columns: dict[str, list[float | None]] = {}
+    for key, column, over in (("abs_diff", 1, 0), ("k3", 2, 0), ("logit_shift", BREAKDOWN_SUMS, BREAKDOWN_SUMS + 1)):
+        if over >= sums.shape[2]:
+            continue
+        values, weights = sums[:, filled, column].T, sums[:, filled, over].T
+        total = weights.sum(axis=1)
+        with np.errstate(all="ignore"):
+            mean = values.sum(axis=1) / total
+            scatter = ((values - mean[:, None] * weights) ** 2).sum(axis=1)
+            error = np.sqrt(scatter * occupied / (occupied - 1)) / total
+        columns[key], columns[f"{key}_se"] = replace_nonfinite(mean.tolist()), replace_nonfinite(error.tolist())
+    highs = edges[filled + 1]
+    return model.Breakdown(
+        quantity=name,
+        low=edges[filled].tolist(),
+        high=replace_nonfinite(highs.tolist()),
+        tokens=tokens.sum(axis=1).astype(np.int64).tolist(),
+        **columns,
+    )
+
+
+def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
+    """Merge the cells of a square grid into hexagons. Each cell joins the nearest center."""
+    across, up = np.nonzero(grid)
+    if not len(across):
+        return model.JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])
+    width, height = 1 / HEXAGONS, math.sqrt(3) / HEXAGONS
+    x, y = (across + 0.5) / JOINT_CELLS, (up + 0.5) / JOINT_CELLS
+    even = np.round(x / width) * width, np.round(y / height) * height
+    odd = (np.floor(x / width) + 0.5) * width, (np.floor(y / height) + 0.5) * height
+    nearer = (x - even[0]) ** 2 + (y - even[1]) ** 2 <= (x - odd[0]) ** 2 + (y - odd[1]) ** 2
+    centres = np.empty(len(x), np.complex128)  # complex numbers sort by real part, then by imaginary part
+    centres.real, centres.imag = (np.where(nearer, a, b).round(6) for a, b in zip(even, odd, strict=True))
+    hexagons, where = np.unique(centres, return_inverse=True)
+    tokens = np.bincount(where, weights=grid[across, up])
+    x, y = hexagons.real, hexagons.imag
+    return model.JointDistribution(width=width, x=x.tolist(), y=y.tolist(), tokens=tokens.astype(np.int64).tolist())
+
+
+def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[model.WorstSequence]:
+    found = []
+    for fields, ids in describe_worst_sequences(worst, dump):
+        del fields["position"]
+        fields |= {"k3": cap_sum(fields["k3"]), "token_ids": None if ids is None else ids[:EXCERPT_TOKENS].tolist()}
+        found.append(model.WorstSequence(**fields))
+    return found
+
+
+def summarize_left_out(problems: Problems) -> list[model.SkippedData]:
+    """Return the number of skipped rows by file and reason."""
+    found = []
+    for (file, reason), count in sorted(problems.counts.items()):
+        one = problems.examples[file, reason]
+        found.append(model.SkippedData(file=file, reason=reason, count=count, example=f"row {one.row}: {one.problem}"))
+    for file, why in problems.files.items():
+        size = 0
+        with suppress(OSError, ValueError):
+            size = os.stat(file).st_size
+        found.append(model.SkippedData(file=file, reason="file", count=1, example=why, size=size))
+    for (file, column), count in sorted(problems.masked.items()):
+        found.append(model.SkippedData(file=file, reason=model.MASKED_TOKENS, count=count, example=column))
+    return found
+
+
+_ROW_COLUMNS = ("run", "file", "row", "step", "sequence_id", "prompt_id", "reward")
+_JOIN_KEYS = ("_run", "_step", "_scope")
+
+
+def write_sequences(
+    path: str | Path, tables: Iterable[pl.DataFrame], plan: MeasurePlan, factors: NormalizationFactors
+) -> None:
+    """Normalize the weights of per-sequence rows, which are in input order, and write a Parquet file."""
+    import polars as pl
+
+    frame = pl.concat([table.lazy() for table in tables], how="diagonal_relaxed")
+    named = {
+        f"_factor{index}": f"{correction.name}.weight"
+        for index, correction in enumerate(plan.corrections)
+        if correction.weight is not None and correction.weight.normalize != "none"
+    }
+    if named:
+        columns: dict[str, Any] = {key: [row[place] for row in factors] for place, key in enumerate(_JOIN_KEYS)}
+        columns |= {name: [row[3][int(name.removeprefix("_factor"))] for row in factors] for name in named}
+        table = pl.LazyFrame(columns, schema_overrides={"_scope": pl.UInt64})
+        joined = frame.join(table, on=list(_JOIN_KEYS), how="left", maintain_order="left")
+        scaled = [pl.col(weight) / pl.col(factor) for factor, weight in named.items()]
+        frame = joined.with_columns(scaled).drop(list(named))
+    frame = replace_nonfinite_in_table(frame.drop(_JOIN_KEYS))
+    with atomic_output(path) as temporary:
+        frame.sink_parquet(temporary, metadata=PARQUET_METADATA)
+
+
+def build_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> pl.DataFrame:
+    """Return the sequences of a batch as rows for `write_sequences`."""
+    import polars as pl
+
+    frames = [
+        pl.DataFrame({name: _column_values(values) for name, values in _row_columns(table, path, plan).items()})
+        for table in tables
+    ]
+    rows = pl.concat(frames, how="diagonal_relaxed")
+    return rows if rows["row"].is_sorted() else rows.sort("row", maintain_order=True)
+
+
+def _row_columns(columns: dict[str, NDArray[Any]], path: str, plan: MeasurePlan) -> dict[str, NDArray[Any]]:
+    number = len(columns["row"])
+
+    def of(name: str, owner: str | int = MISMATCH_NAME) -> NDArray[Any]:
+        return columns["_sums"][:, plan.row_columns.position(owner, name)]
+
+    named = columns | {"file": np.full(number, path, object)}
+    rows = {name: named[name] for name in (*_ROW_COLUMNS, *plan.by) if name in named}
+    tokens = np.maximum(of("tokens"), 1)
+    rows |= {
+        "tokens": of("tokens").astype(np.int64),
+        "log_ratio_sum": of("log_ratio"),
+        "k1": -of("log_ratio") / tokens,
+        "k2": of("square") / tokens / 2,
+        "k3": of("k3") / tokens,
+        "abs_diff_mean": of("abs") / tokens,
+        "abs_diff_max": np.maximum(columns["_sums"][:, -1], 0),
+        "sequence_ratio": np.where(of("tokens") > 0, of("product"), 1.0),
+        "train_log_ppl": of("policy_log_ppl"),
+        "rollout_log_ppl": of("reference_log_ppl"),
+    }
+    for index, correction in enumerate(plan.corrections):
+        rows[f"{correction.name}.kept_tokens"] = of("kept", index).astype(np.int64)
+        rows[f"{correction.name}.weight"] = 1.0 + of("mean_excess", index)
+    step = columns.get("_step", np.full(number, "None", object))
+    return rows | {"_run": columns["run"], "_step": step, "_scope": columns["_scope"]}
+
+
+def _column_values(values: NDArray[Any]) -> Any:
+    """Convert values to an Arrow column."""
+    if values.dtype != object:
+        return values
+    found = values.tolist()
+    kinds = {type(value) for value in found} - {type(None)}
+    return found if len(kinds) < 2 else [None if value is None else str(value) for value in found]
+
 
 GateSums = dict[str, Float64s]
 """Kept tokens and their sum of K3 of each preset [P, 2], by run."""

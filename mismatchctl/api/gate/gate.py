@@ -1,21 +1,47 @@
-"""Read the Result and its baseline for the gate, plan sample sizes, and write the next baseline."""
+"""Judge every rule at every place as passed, failed or undecided. Read Results, and write baselines."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.analyze.builder import round_sums
-from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL, Baseline, list_places
-from mismatchctl.api.gate.power import SampleSizePlan, required_sample_size
-from mismatchctl.api.gate.rules import Rule, find_rule_target
-from mismatchctl.api.gate.verdict import BoundKind, Check, Verdict, add_sentences, exceeds_limit, worst_outcome
+from mismatchctl.api.analyze.analyze import analyze, round_sums
+from mismatchctl.api.gate.coverage import (
+    Tolerances,
+    check_coverage,
+    check_fixed_tokens,
+    coverage_notes,
+    find_incompatibility,
+)
+from mismatchctl.api.gate.power import (
+    MIN_CLUSTERS,
+    SampleSizePlan,
+    detectable_factor,
+    min_clusters,
+    required_sample_size,
+)
+from mismatchctl.api.gate.rules import BITWISE_RULE, DEFAULT_RULES, Rule, RuleTarget, find_rule_target
+from mismatchctl.api.gate.verdict import (
+    FIRST_BASELINE_REASON,
+    LOWER_KINDS,
+    STATISTIC_REASONS,
+    BoundKind,
+    Check,
+    Pairing,
+    Verdict,
+    add_sentences,
+    exceeds_limit,
+    worst_outcome,
+)
 from mismatchctl.api.metrics_log import LoggedValues, read_logged_values
 from mismatchctl.api.scan import ReadOptions
 from mismatchctl.core.batch import Float64s
@@ -29,6 +55,7 @@ from mismatchctl.io.files import NextNumber, write_atomically
 from mismatchctl.io.stores import is_remote, normalize_path
 from mismatchctl.measure.cluster_table import OVERALL_CAP, Hashes
 from mismatchctl.results.model import (
+    NOT_RECORDED,
     Acceptance,
     Clusters,
     Distribution,
@@ -38,14 +65,416 @@ from mismatchctl.results.model import (
     Provenance,
     Result,
     RunResult,
+    Value,
     find_run,
 )
 from mismatchctl.results.reader import is_result, read_result
-from mismatchctl.stats.comparison import Allowance
-from mismatchctl.stats.samples import build_run_sample
+from mismatchctl.results.summary import fit_run_growth, prompt_notes
+from mismatchctl.stats.comparison import Allowance, compare_samples, excess_over_value, is_layered
+from mismatchctl.stats.resampling import SampleExchange, adjust_holm, p_above_zero, resample_metrics
+from mismatchctl.stats.samples import (
+    ClusterSample,
+    K3Layers,
+    build_run_sample,
+    build_step_sample,
+    build_value_sample,
+    compute_interval,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+@dataclass(frozen=True)
+class JudgedPlace:
+    """The place that a rule judges: a whole run, one step, or one value of a `--by` column."""
+
+    run: RunResult
+    per: str = "overall"
+    groups: Groups | None = None
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        if self.groups is None:
+            return "overall"
+        label = self.groups.labels[self.index]
+        return f"{self.per} {'(none)' if label is None else label}"
+
+    @cached_property
+    def sample(self) -> ClusterSample:
+        if self.groups is None:
+            return build_run_sample(self.run)
+        if self.per == "step":
+            return build_step_sample(self.run, self.index)
+        return build_value_sample(self.run, self.per, self.index)
+
+    def recorded(self, key: str, correction: str | None = None) -> Value:
+        if self.groups is None:
+            overall = self.run.overall
+            known = overall.metrics if correction is None else overall.corrections.get(correction, {})
+            return known.get(key, NOT_RECORDED)
+        series = self.groups.metrics if correction is None else self.groups.corrections.get(correction, {})
+        return series[key].value_at(self.index) if key in series else NOT_RECORDED
+
+
+def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
+    if rule.per == "overall":
+        return [JudgedPlace(run)]
+    groups = run.groups if rule.per == "step" else run.by.get(rule.per)
+    if groups is None:
+        problem = f"the Result is not broken down by {rule.per}"
+        raise DataError(problem, remedy=f"analyze with {option('by', rule.per)}, or pass a dump")
+    return [JudgedPlace(run, rule.per, groups, index) for index in range(len(groups.labels))]
+
+
+def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
+    """Return the place of the baseline to compare with: the same value of a column, or the whole run for a step."""
+    if place.per in ("overall", "step") or place.groups is None:
+        return whole
+    groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
+    if groups is None or label not in groups.labels:
+        problem = f"{place.name} is missing in the baseline"
+        raise DataError(problem, remedy=f"save a baseline with a rule that contains per={place.per}")
+    return JudgedPlace(whole.run, place.per, groups, groups.labels.index(label))
+
+
+DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
+"""Default and maximum false-failure rate over all checks."""
+BASELINE_MARGIN = 1.25
+"""Factor on the p-values of comparisons. Without it, up to 6.2% of healthy pairs had p-values of at most 5%."""
+_NOISE_REASON = "beyond the limit, but within noise"
+_NOT_FINITE_REASON = "the value or its limit is not finite"
+_FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
+_FAR_FACTOR = 3.0
+"""A value above its limit times this factor never passes."""
+_DILUTED_REASON = "the baseline's prompts alone exceed the limit, and the dump's other prompts hide the rise"
+_DIFFERENT_TOKENS_REASON = "the dump does not contain the baseline's tokens: score the same prompts and responses again"
+_ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
+_BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
+_DILUTED_SHARE = 0.2
+"""If the share of new clusters is above this value, the baseline's clusters are also judged alone."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The accepted Result, if there is one, and how to compare with it."""
+
+    name: str | None = None
+    result: Result | None = None
+    fixed_tokens: bool = False  # dumps must contain the same prompts and responses, scored again
+    accept: bool = False  # the judged Result becomes the next baseline regardless of the verdict
+
+
+@dataclass
+class _Case:
+    """One bound of a rule at one place, with its check and the matching place of the baseline."""
+
+    rule: Rule
+    target: RuleTarget
+    bound: float | Allowance
+    check: Check
+    place: JudgedPlace | None
+    accepted: JudgedPlace | None = None
+
+    @property
+    def lower(self) -> bool:
+        return self.check.kind in LOWER_KINDS
+
+    @property
+    def is_resampled(self) -> bool:
+        if self.check.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
+            return False  # a single bad token exceeds a limit of 0
+        return self.target.table.is_resampled
+
+
+def judge(
+    result: Result,
+    rules: Sequence[Rule],
+    against: Baseline | None = None,
+    level: float = DEFAULT_LEVEL,
+    limits: Tolerances | None = None,
+) -> Verdict:
+    """Judge each run by each rule, and check that the data is complete and plausible."""
+    if not 0 < level <= MAX_LEVEL:
+        raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {level}")
+    against, limits = against or Baseline(), limits or Tolerances()
+    baseline = against.result
+    rules, notes = _adapt_rules(rules, baseline)
+    cases = [case for rule in rules for case in _list_cases(rule, result, against)]
+    case_level = level / max(sum(case.is_resampled for case in cases), 1) / BASELINE_MARGIN
+    with np.errstate(all="ignore"):  # overflows are judged as not finite
+        for case in cases:
+            _judge_case(case, case_level, fixed_tokens=against.fixed_tokens)
+    checks = [case.check for case in cases]
+    noisy = [check for check in checks if check.p is not None]
+    for check, p in zip(noisy, adjust_holm([check.p or 0.0 for check in noisy]), strict=True):
+        check.p = p
+        if check.outcome == "failed":
+            _confirm_failure(check, significant=p <= level)
+    checks += check_coverage(result, rules, baseline, limits)
+    if against.fixed_tokens:
+        checks += check_fixed_tokens(result, baseline)
+    outcome = worst_outcome([check.outcome for check in checks])
+    notes += [*coverage_notes(result, baseline, limits), *prompt_notes(result.runs.values())]
+    notes += dict.fromkeys(_explain_missing_layers(cases))
+    notes += [_ACCEPTED_BASELINE_NOTE] if against.accept and baseline is not None and outcome != "passed" else []
+    growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
+    found = Verdict(
+        version=__version__, outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes,
+        growth=growth,
+    )  # fmt: skip
+    return add_sentences(found)
+
+
+def _confirm_failure(check: Check, *, significant: bool) -> None:
+    """Keep a significant failure. A failure that is not significant becomes passed or undecided."""
+    exceeds = exceeds_limit(check)
+    if significant:
+        check.reason = "" if exceeds else STATISTIC_REASONS.get(check.statistic, "")
+    elif check.value is None or check.limit is None:
+        check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
+    elif not exceeds:
+        check.outcome, check.reason = "passed", ""
+    else:
+        limit = math.inf if check.kind in LOWER_KINDS else max(check.limit, 0.0)
+        passes = bool(check.reason) and check.value <= _FAR_FACTOR * limit
+        check.outcome, check.reason = "passed" if passes else "undecided", check.reason or _NOISE_REASON
+
+
+def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequence[Rule], list[str]]:
+    shares = [] if baseline is None else [run.overall.metrics.get("bitwise_all") for run in baseline.runs.values()]
+    if tuple(rules) != DEFAULT_RULES or not shares or not all(each is not None and each.value == 1 for each in shares):
+        return rules, []
+    return (DEFAULT_RULES[0], BITWISE_RULE), [_BITWISE_BASELINE_NOTE]
+
+
+def _list_cases(rule: Rule, result: Result, against: Baseline) -> Iterator[_Case]:
+    target = find_rule_target(rule, result)
+    for name, run in result.runs.items():
+        whole, incomparable = _comparable_run(target, name, result, against)
+        places: Sequence[JudgedPlace | None] = [None]
+        missing = ""
+        try:
+            places = list_places(rule, run)
+        except DataError as error:
+            missing = str(error)
+        for place, (kind, bound) in itertools.product(places, rule.bounds.items()):
+            check = Check(
+                rule=rule.text, run=name, place=rule.per if place is None else place.name, metric=rule.metric,
+                title=target.metric.title, unit=target.metric.unit, kind=kind, meaning=target.words, reason=missing,
+                clustered_by="" if place is None else run.clusters.by,
+            )  # fmt: skip
+            case = _Case(rule, target, bound, check, place)
+            if isinstance(bound, Allowance):
+                check.allowance = str(bound)
+                if place is not None:
+                    check.reason = incomparable
+                    try:
+                        case.accepted = None if whole is None else _baseline_place(place, whole)
+                    except DataError as error:
+                        check.reason = str(error)
+            yield case
+
+
+def no_baseline() -> str:
+    remedy = wording(
+        python="pass a Result or the path of a Result as baseline",
+        command="save one with --save-baseline FILE --accept",
+    )
+    return f"no baseline: {remedy}"
+
+
+def _comparable_run(target: RuleTarget, name: str, result: Result, against: Baseline) -> tuple[JudgedPlace | None, str]:
+    """Return the baseline's run, or the reason why there is no comparable run."""
+    baseline = against.result
+    if baseline is None:
+        return None, FIRST_BASELINE_REASON if against.accept else no_baseline()
+    matching = find_run(baseline, name)
+    if matching is None:
+        difference: str | None = f"run {name} is missing (it has: {', '.join(baseline.runs)})"
+    else:
+        difference = find_incompatibility(target, name, result, matching, baseline)
+    if difference is not None or matching is None:
+        return None, f"the baseline is not comparable: {difference}"
+    return JudgedPlace(baseline.runs[matching]), ""
+
+
+def _judge_case(case: _Case, level: float, *, fixed_tokens: bool) -> None:
+    check, place = case.check, case.place
+    if place is None:
+        return
+    try:
+        if case.is_resampled:
+            _judge_resampled(case, place, level, fixed_tokens=fixed_tokens)
+        else:
+            _judge_recorded(case, place)
+        if check.outcome == "failed" and case.target.key == "bitwise_all" and check.kind == "min":
+            check.reason = _locate_differences(place)
+    except DataError as error:
+        check.outcome, check.reason = "undecided", check.reason or str(error)
+
+
+def _judge_resampled(case: _Case, place: JudgedPlace, level: float, *, fixed_tokens: bool) -> None:
+    check, table, sample, limit = case.check, case.target.table, place.sample, case.bound
+    baseline, value = None if case.accepted is None else case.accepted.sample, table.of(sample)
+    check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
+    check.value = _finite_or_none(value)
+    check.interval, check.covers = compute_interval(sample, table)
+    if baseline is not None:
+        before = table.of(baseline)
+        check.baseline, check.pairing = _finite_or_none(before), _describe_pairing(sample, baseline)
+        check.baseline_interval, check.baseline_covers = compute_interval(baseline, table)
+    if check.reason:
+        return
+    if isinstance(limit, Allowance):
+        room = abs(before) * limit.relative + limit.absolute
+        limit = before + (-room if case.lower else room)
+    check.limit = _finite_or_none(limit)
+    check.reason = _reason_too_little(check, case.rule, len(sample) if baseline is None else None)
+    if baseline is not None:
+        if fixed_tokens and check.pairing != "same tokens":
+            check.reason = check.reason or _DIFFERENT_TOKENS_REASON
+        check.reason = check.reason or _reason_cannot_fail(SampleExchange(sample.keys, baseline.keys, level), level)
+    excess = limit - value if case.lower else value - limit
+    if math.isnan(excess) and not check.reason:
+        status = place.recorded(case.target.key, case.target.correction).status
+        check.reason = "undefined" if status == "ok" else status
+    if check.reason:
+        return
+    if baseline is not None:
+        _judge_change(case, sample, baseline, level)
+    else:
+        draws = (resample_metrics([sample], [table])[0][0] - limit) * (-1.0 if case.lower else 1.0)
+        check.p = p_above_zero(draws, excess_over_value(sample, table, limit, lower=case.lower))
+        check.outcome = "failed" if excess > 0 else "passed"
+    if check.outcome == "passed" and (check.value is None or check.limit is None):
+        check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
+
+
+def _judge_change(case: _Case, sample: ClusterSample, baseline: ClusterSample, level: float) -> None:
+    assert isinstance(case.bound, Allowance)
+    check, metric = case.check, case.target.table
+    found = compare_samples(sample, baseline, metric, case.bound, lower=case.lower, level=level)
+    check.p, check.parts, check.statistic = min(found.p * BASELINE_MARGIN, 1.0), found.parts, found.most_significant
+    check.outcome = "failed" if any(each.exceeds_limit for each in found.statistics) else "passed"
+    check.reason = _FEW_TOKENS_REASON if check.outcome == "failed" and not found.affects_most_tokens else ""
+    if check.outcome == "passed" and _is_diluted(case, sample, baseline, level):
+        check.outcome, check.reason = "undecided", _DILUTED_REASON
+    failed = check.outcome == "failed" and found.p <= level
+    if not case.lower and not failed and check.baseline is not None:
+        factor = detectable_factor(sample, baseline, metric, case.bound, level)
+        check.detectable = None if factor is None else factor * check.baseline
+
+
+def _is_diluted(case: _Case, sample: ClusterSample, baseline: ClusterSample, level: float) -> bool:
+    """Return True if the shared clusters fail the rule and only new clusters hide the failure."""
+    keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
+    if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
+        return False
+    assert isinstance(case.bound, Allowance)
+    new, old = (replace(each, keys=keys, sums=each.sums[rows]) for each, rows in ((sample, here), (baseline, there)))
+    if SampleExchange(new.keys, old.keys, level).least_p > level:
+        return False
+    found = compare_samples(new, old, case.target.table, case.bound, lower=case.lower, level=level)
+    return any(each.exceeds_limit for each in found.statistics) and found.p <= level
+
+
+def _locate_differences(place: JudgedPlace) -> str:
+    tokens, share = place.recorded("tokens").value, place.recorded("bitwise_share").value
+    if tokens is None or share is None:
+        return ""
+    count = max(round(tokens * (1 - share)), 1)
+    found = f"{count:,} of {tokens:,.0f} tokens differ"
+    worst = next((token for token in place.run.worst_tokens if token.log_ratio), None)
+    if worst is None or place.groups is not None:
+        return found
+    where = f"row {worst.row:,}, position {worst.position:,} of {worst.file}"
+    return f"{found}, the largest by {abs(worst.log_ratio):.3g} nats at {where}"
+
+
+def _explain_missing_layers(cases: Sequence[_Case]) -> Iterator[str]:
+    for case in cases:
+        compared = case.accepted is not None and case.check.p is not None
+        if compared and case.place and is_layered(case.target.table, lower=case.lower) and not case.check.parts:
+            known = K3Layers.from_sample(case.place.sample)
+            lacking, remedy = ("the baseline", "save a new one") if known else ("the Result", "name its dump")
+            yield (
+                f"{case.check.run}: K3 is judged as a plain mean, which detects only a large rise of most tokens: "
+                f"{lacking} does not contain layers of K3 (made by an earlier version, or more clusters than a Result "
+                f"keeps): {remedy}"
+            )
+
+
+def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
+    """Judge a value by its limit and its interval."""
+    check, found = case.check, place.recorded(case.target.key, case.target.correction)
+    check.value, check.interval, check.covers = found.value, found.interval, found.covers
+    check.sequences = int(place.recorded("sequences").value or 0)
+    check.clusters = int(place.recorded("prompts").value or 0)
+    limits = _find_limits(case)
+    check.reason = check.reason or _reason_too_little(check, case.rule, None)
+    check.reason = check.reason or (found.status if limits is not None and found.value is None else "")
+    if limits is None or found.value is None or check.reason:
+        return
+    check.limit, least, most = limits
+    low, high = found.interval or (found.value, found.value)
+    surely = high < least if case.lower else low > most
+    check.outcome = "passed" if not exceeds_limit(check) else "failed" if surely else "undecided"
+    check.reason = _NOISE_REASON if check.outcome == "undecided" else ""
+
+
+def _find_limits(case: _Case) -> tuple[float, float, float] | None:
+    """Return the limit, and its lowest and highest value within the standard error of the baseline."""
+    check, bound = case.check, case.bound
+    if not isinstance(bound, Allowance):
+        return bound, bound, bound
+    if case.target.metric.quantile is None:
+        check.reason = check.reason or f"{check.metric} has no known standard error, so write max or min in the rule"
+    if case.accepted is None or check.reason:
+        return None
+    baseline = case.accepted.recorded(case.target.key, case.target.correction)
+    check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
+    if baseline.value is None:
+        check.reason = f"the baseline's value: {baseline.status}"
+        return None
+    if baseline.interval is None:
+        check.reason = "the baseline does not contain a 95% interval of this percentile: save a new baseline"
+        return None
+    sign = -1 if case.lower else 1
+    ends = (baseline.value, *baseline.interval)
+    limit, least, most = (end + sign * (abs(end) * bound.relative + bound.absolute) for end in ends)
+    return limit, least, most
+
+
+def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
+    if check.sequences < rule.sequences:
+        return f"needs {rule.sequences:,} sequences, has {check.sequences:,}"
+    if clusters is not None and clusters < MIN_CLUSTERS:
+        return f"needs {MIN_CLUSTERS} clusters on either side, has {clusters}"
+    return ""
+
+
+def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
+    if exchange.least_p <= level:
+        return ""
+    n, m, paired = len(exchange.new), len(exchange.old), exchange.common
+    if paired:
+        return f"{paired} common clusters are too few: {min_clusters(level)} are needed"
+    return (
+        f"{n} clusters are too few for a baseline of {m}: {min_clusters(level, max(m, 2))} for {max(m, 2)} are needed"
+    )
+
+
+def _describe_pairing(sample: ClusterSample, other: ClusterSample) -> Pairing:
+    if sample.equal_sides(other):
+        return "same tokens"
+    shared = sample.count_common(other)
+    return "none" if not shared else "same clusters" if shared == len(sample) == len(other) else "some clusters"
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
