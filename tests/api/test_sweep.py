@@ -22,7 +22,6 @@ from mismatchctl.api.sweep import sweep as accumulate
 from mismatchctl.api.sweep.result import (
     add_pareto_column,
     pareto_mask,
-    preset_marks,
     sort_by_cost,
     sweep_from_json,
     sweep_sentences,
@@ -35,7 +34,7 @@ from mismatchctl.corrections.application import Selection, Weights, measure_gate
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.registry import find_preset, load_presets
+from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.grid.sums import reduce_families
 from mismatchctl.measure.grid.thresholds import (
     BinIntervals,
@@ -179,23 +178,6 @@ def test_inactive_bounds_flag_the_loosest_point(
         best = sort_by_cost(add_pareto_column(rows, [study]).filter("pareto").to_dicts())
         assert {values[row["point"]] for row in best} == flagged
         assert values[best[0]["point"]] == (1.01 if 1.01 in flagged else next(iter(flagged)))
-
-
-def test_presets_are_marked_at_their_point() -> None:
-    geometric = Study(
-        find_preset("geo_mis"),
-        (ThresholdAxis("gates.0.keep.1", (1.0001, 1.1)), ThresholdAxis("gates.1.keep.0", (1e-6, 1e-2))),
-    )
-    found = {(mark.path, mark.value): mark.presets for mark in preset_marks([geometric], load_presets())}
-    assert "geo_rs" in found["gates.0.keep.1", 1.001] and "decoupled_geo_rs" in found["gates.0.keep.1", 1.001]
-    assert "miles-moe-2-veto" in found["gates.1.keep.0", 1e-4]
-    assert (
-        preset_marks(
-            [Study(Correction(weight=Weight(truncate=2.0)), (ThresholdAxis("weight.truncate", (3.0, 4.0)),))],
-            load_presets(),
-        )
-        == ()
-    )
 
 
 def test_rows_are_equal_however_groups_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
