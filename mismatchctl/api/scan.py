@@ -46,39 +46,23 @@ class ReadOptions(TypedDict, total=False):
 NO_MICRO_BATCHES = "the dump lacks the column micro_batch"
 
 
-@dataclass(frozen=True)
-class MicroBatches:
-    """The micro-batch of each row within its step, by file: ascending row numbers and micro-batch numbers."""
-
-    rows: Mapping[int, Ints]
-    numbers: Mapping[int, Ints]
-
-    def of(self, batch: TokenBatch) -> Ints:
-        """Return the micro-batch of each sequence of a batch [S]."""
-        found = np.empty(len(batch), np.int64)
-        for file in np.unique(batch.file).tolist():
-            own = batch.file == file
-            found[own] = self.numbers[file][np.searchsorted(self.rows[file], batch.rows[own])]
-        return found
+MicroBatches = Mapping[int, Ints]
+"""The micro-batch of each row within its step, by file."""
 
 
 def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
     """Assign micro-batches of `size` rows in dump order, in one more pass over the dump."""
     seen: Counter[tuple[object, object]] = Counter()
-    rows: dict[int, list[int]] = {}
-    numbers: dict[int, list[int]] = {}
+    numbers = {file.index: np.zeros(file.rows, np.int64) for file in dump.files}
     for unit in dump.units:
         for batch in dump.read(unit, Problems()):
             runs = batch.columns.get("run", np.full(len(batch), unit.file.run, object))
             steps = batch.columns.get("step", np.full(len(batch), None, object))
             places = (values.tolist() for values in (batch.file, batch.rows, runs, steps))
             for file, row, run, step in zip(*places, strict=True):
-                rows.setdefault(file, []).append(row)
-                numbers.setdefault(file, []).append(seen[run, step] // size)
+                numbers[file][row] = seen[run, step] // size
                 seen[run, step] += 1
-    return MicroBatches(
-        *({file: np.array(found, np.int64) for file, found in each.items()} for each in (rows, numbers))
-    )
+    return numbers
 
 
 def whole_step_warning(corrections: Iterable[Correction]) -> str:
@@ -187,7 +171,10 @@ class UnitBatches:
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:
-                numbers = self._micro_batches.of(batch)
+                numbers = np.empty(len(batch), np.int64)
+                for file in np.unique(batch.file).tolist():
+                    own = batch.file == file
+                    numbers[own] = self._micro_batches[file][batch.rows[own]]
                 batch = replace(batch, columns={**batch.columns, "micro_batch": numbers})
             yield self._trims.on(batch, self._unit.file.run)
 

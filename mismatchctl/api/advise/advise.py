@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from mismatchctl.api.advise.candidates import (
     unique_candidates,
 )
 from mismatchctl.api.diagnose import diagnose
+from mismatchctl.api.scan import ReadOptions
 from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.corrections.presets import classify_severity
@@ -55,6 +56,9 @@ from mismatchctl.results.summary import (
     find_growth,
     is_uncorrectable,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 VALIDATED_RESPONSE_TOKENS = 128
 """Maximum response length in the validation of the advice (docs/methods/advice.md)."""
@@ -165,11 +169,7 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> RunAdvice:
-    """Rank corrections by the error of the gradient of one update.
-
-    One update has `batch` sequences. The default is the number of sequences per step of the dump. The corrections in
-    `yours`, which the user has now, are measured but not ranked. Limits do not apply to them.
-    """
+    """Rank corrections by the error of the gradient of one update. Limits and ranks do not apply to `yours`."""
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
         "batch": update,
@@ -292,24 +292,16 @@ def advise(
     yours: Sequence[Correction] = (),
     batch: int | None = None,
     limits: Limits | None = None,
-    rename: Mapping[str, str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[ReadOptions],
 ) -> Advice:
-    """For each run, rank corrections by the error of the gradient of one update, and report a bug to fix first.
-
-    The default candidates are the corrections of the framework, or of all frameworks, over grids of thresholds.
-
-    Raises:
-        DataError: a dump cannot be read or used.
-        ConfigError: the framework does not exist.
-    """
+    """For each run, rank corrections by the error of the gradient of one update, and report a bug to fix first."""
     known = load_framework(framework) if framework else None
     candidates = unique_candidates(
         corrections or (framework_candidates(framework) if framework else default_candidates())
     )
-    findings = diagnose(paths, rename=rename).runs
+    findings = diagnose(paths, rename=options.get("rename")).runs
     try:
-        samples = read_samples(paths, rename, progress)
+        samples = read_samples(paths, **options)
     except DataError as error:
         fixes = {run: find_fixable(found) for run, found in findings.items()}
         if not all(finding is not None and is_uncorrectable(finding) for finding in fixes.values()):

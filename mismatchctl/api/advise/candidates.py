@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.api.scan import apply_trims
+from mismatchctl.api.scan import DumpReading, ReadOptions, UnitBatches, apply_trims
 from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import adjacent_segments, apply_correction
@@ -20,21 +20,19 @@ from mismatchctl.corrections.presets import format_rule_name, named_correction, 
 from mismatchctl.corrections.tensors import normalize_weights
 from mismatchctl.data.blocks import TOKEN_IDS_COLUMN, Rows
 from mismatchctl.data.paths import DumpSource
-from mismatchctl.data.problems import Problems
-from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.registry import column_aliases, load_framework, load_presets
+from mismatchctl.frameworks.registry import load_framework, load_presets
 from mismatchctl.measure.cluster_table import cluster_hashes, hash_values, mix_hashes
 from mismatchctl.measure.metrics.metric import khat, khat_limit, tail_length
+from mismatchctl.measure.reduction import split_runs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAX_TOKENS = 1 << 21
 """Maximum number of tokens per run. Of a larger run, only the prompts with the smallest hashes are sampled."""
 MIN_SEQUENCES = 640
 """Minimum number of sequences, even if they exceed MAX_TOKENS. At this size, the advice was reliable in simulations."""
-OPTIONAL_COLUMNS = (
-    "current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run", "reward", "micro_batch",
-    "rollout_version", "train_version",
-)  # fmt: skip
 _PROMPT_HASH = "\0prompt"
 """Column with the hash of each sequence's prompt."""
 
@@ -63,31 +61,24 @@ class RunSample:
         return int(self.cluster[-1]) + 1 if len(self.cluster) else 0
 
 
-def read_samples(
-    paths: Sequence[DumpSource],
-    rename: Mapping[str, str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, RunSample]:
+def read_samples(paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> dict[str, RunSample]:
     """Read a sample of prompts of each run."""
-    dump = open_dump(
-        paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=OPTIONAL_COLUMNS,
-        watched=(TOKEN_IDS_COLUMN,), on_bad="error",
-    )  # fmt: skip
+    reading = DumpReading.open(paths, (), (), extra=("micro_batch",), watched=(TOKEN_IDS_COLUMN,), **options)
     found: dict[str, PromptSample] = {}
-    seen: list[Rows] = []
-    done, expected = 0, sum(unit.tokens for unit in dump.units)
-    for unit in dump.units:
-        for batch in dump.read(unit, Problems(), seen.append):
-            known = _add_ids_and_hashes(batch, seen[-1])
-            seen.clear()
-            names = known.columns.get("run", np.full(len(known), unit.file.run, object))
-            for name in dict.fromkeys(names.tolist()):
-                found.setdefault(str(name), PromptSample()).add(known.take(np.flatnonzero(names == name)))
-        done += unit.tokens
-        if progress is not None:
-            progress(done, expected)
-    dump.require_tokens(sum(batch.tokens for sample in found.values() for batch in sample.parts))
+    for parts, _ in reading.parts(_list_run_batches):
+        for name, batch in parts:
+            found.setdefault(name, PromptSample()).add(batch)
+    reading.require_tokens()
     return {run: _build_sample(found.pop(run)) for run in [*found]}
+
+
+def _list_run_batches(batches: UnitBatches, run: str) -> list[tuple[str, TokenBatch]]:
+    seen: list[Rows] = []
+    found: list[tuple[str, TokenBatch]] = []
+    for batch in batches.read(seen.append):
+        found += split_runs(_add_ids_and_hashes(batch, seen.pop()), run)
+        seen.clear()
+    return found
 
 
 def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
@@ -102,11 +93,7 @@ def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
 
 
 class PromptSample:
-    """The sequences of a run whose prompts have the smallest hashes.
-
-    A prompt is left out if prompts with smaller hashes fill the sample. With more data, a prompt that was left out
-    stays out, so the sample does not depend on the reading order.
-    """
+    """The sequences of a run whose prompts have the smallest hashes, which do not depend on the reading order."""
 
     def __init__(self) -> None:
         self.parts: list[TokenBatch] = []
@@ -387,16 +374,12 @@ class GradientMoments:
 
 @dataclass(frozen=True)
 class GradientProducts:
-    """Inner products [batches, batches] of the gradients of batches, which determine all moments.
+    """Inner products [batches, batches] of the gradients of batches, which determine all moments."""
 
-    `own` contains products of the correction's gradients, `reference` products of the reference gradients, `across`
-    products of a correction's and a reference gradient, and `apart` products of their differences.
-    """
-
-    own: Float64s
-    across: Float64s
-    apart: Float64s
-    reference: Float64s
+    own: Float64s  # of the correction's gradients
+    across: Float64s  # of a correction's and a reference gradient
+    apart: Float64s  # of the differences between the correction's and the reference gradients
+    reference: Float64s  # of the reference gradients
 
     def __len__(self) -> int:
         return len(self.own)
@@ -459,10 +442,7 @@ class Surrogate:
     """
 
     def __init__(self, sample: RunSample, batch: Ints) -> None:
-        """Divide the sample into batches.
-
-        `batch` contains the batch number of each sequence [S], in ascending order.
-        """
+        """Divide the sample into batches, given the ascending batch number of each sequence [S]."""
         assert sample.advantages is not None
         segments, train = sample.batch.segments, sample.batch.train
         ids = sample.token_ids
@@ -545,27 +525,18 @@ _MIN_GAIN = 1e-3
 
 @dataclass(frozen=True)
 class CandidateRanking:
-    """Candidates by name from best to worst.
+    """Candidates from best to worst. `mse` and `moments` also contain corrections that are not ranked.
 
-    The candidates in `better` have a significantly smaller error than no correction.
-
-    Before errors are compared, each gradient is multiplied by a factor, so that its mean has the same component along
-    the reference as the reference gradient. A correction therefore cannot reduce its error by shrinking the loss.
-
-    A significance test decides whether a correction is needed. The test does not choose the correction, because it
-    would prefer a small certain gain to a large likely gain. The chosen correction has the smallest sum of its error
-    and a share of the uncertainty of the error.
-
-    `mse` and `moments` also include corrections that are not ranked. `scale` converts the variance of a batch to the
-    variance of an update. `critical` is the number of standard errors that counts as significant.
+    A significance test only decides whether a correction is needed, because it would prefer a small certain gain to a
+    large likely gain. The first candidate has the smallest sum of its error and a share of the error's uncertainty.
     """
 
     order: tuple[str, ...]
-    better: frozenset[str]
+    better: frozenset[str]  # candidates with a significantly smaller error than no correction
     mse: Mapping[str, float]
     moments: Mapping[str, GradientMoments]
-    scale: float
-    critical: float
+    scale: float  # converts the variance of a batch to the variance of an update
+    critical: float  # number of standard errors that counts as significant
 
     @property
     def first(self) -> str:
@@ -599,8 +570,8 @@ def choose_correction(
 ) -> CandidateRanking:
     """Rank candidates by the mean squared error of their gradient, after each gradient is scaled by the best factor.
 
-    `scale` is the size of a batch divided by the size of an update. Candidates in `shrinking` rank last because of
-    their loss scale. Corrections in `unranked` are measured but not ranked.
+    The factor gives each mean gradient the same component along the reference, so that a correction cannot reduce its
+    error by shrinking the loss. Candidates in `shrinking` rank last. Corrections in `unranked` are only measured.
     """
     found = {
         name: own.scaled(1 / own.estimate_projection()).moments()

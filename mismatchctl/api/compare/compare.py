@@ -125,17 +125,16 @@ def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
 
 def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Give each run a unique name: its name, the name with its path, or a number."""
-    names = [source.name for source in sources]
-    shared = Counter(names)
-    for index, source in enumerate(sources):
-        if shared[names[index]] > 1:
+    shared, seen = Counter(source.name for source in sources), Counter[str]()
+    named = []
+    for source in sources:
+        name = source.name
+        if shared[name] > 1:
             path = escape_unprintable(normalize_path(source.path))
-            names[index] = path if source.is_only_run else f"{path}: {source.name}"
-    seen: Counter[str] = Counter()
-    for index, name in enumerate(names):
+            name = path if source.is_only_run else f"{path}: {name}"
         seen[name] += 1
-        names[index] = name if seen[name] == 1 else f"{name} ({seen[name]})"
-    return [replace(source, name=name) for source, name in zip(sources, names, strict=True)]
+        named.append(replace(source, name=name if seen[name] == 1 else f"{name} ({seen[name]})"))
+    return named
 
 
 def _build_side(source: ComparedRun, sample: ClusterSample) -> model.Side:

@@ -196,8 +196,7 @@ def judge(
     limits: Tolerances | None = None,
 ) -> Verdict:
     """Judge each run by each rule, and check that the data is complete and plausible."""
-    if not 0 < level <= MAX_LEVEL:
-        raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {level}")
+    _check_level(level)
     against, limits = against or Baseline(), limits or Tolerances()
     baseline = against.result
     rules, notes = _adapt_rules(rules, baseline)
@@ -225,6 +224,11 @@ def judge(
         growth=growth,
     )  # fmt: skip
     return add_sentences(found)
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level <= MAX_LEVEL:
+        raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {level}")
 
 
 def _confirm_failure(check: Check, *, significant: bool) -> None:
@@ -604,6 +608,7 @@ def plan_sample_sizes(
     result: Result, rules: Sequence[Rule], regression: float, against: Baseline, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
     """Estimate the number of sequences that is needed to detect a relative rise, for each rule on a rise."""
+    _check_level(level)
     found = []
     level /= BASELINE_MARGIN * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
     for rule in rules:
@@ -623,6 +628,7 @@ def plan_sample_sizes(
 
 
 def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float) -> Verdict:
+    _check_level(level)
     if not rules:
         raise ConfigError(f"{paths[0]} is a metrics log, which needs a rule with max or min, as in --rule k3:max=0.01")
     for rule in rules:

@@ -51,9 +51,6 @@ class ForecastRequest:
     ahead: float | None = None  # number of steps after the last step
 
 
-NO_FORECASTS = ForecastRequest()
-
-
 @dataclass(frozen=True)
 class Forecast:
     """Predictions for one point of a sweep on one run."""
@@ -84,7 +81,8 @@ def make_forecasts(
                 predictions += predict_at_length(own, study.correction_at(point), length)
             if outlook.ahead is not None:
                 predictions += _forecast_step(groups, run, study.name, point, outlook.ahead)
-            found.append(Forecast(run, study.name, point, tuple(predictions)))
+            if predictions:
+                found.append(Forecast(run, study.name, point, tuple(predictions)))
     return tuple(found)
 
 

@@ -20,7 +20,6 @@ from mismatchctl.api.sweep.result import (
     MAX_FORECAST_POINTS,
     MET_EVERYWHERE,
     METRICS_WITH_ERRORS,
-    NO_FORECASTS,
     OVERALL_SCOPE,
     ForecastRequest,
     SolvedThreshold,
@@ -501,7 +500,7 @@ def sweep(
     by: Sequence[str] = (),  # columns to break down by
     notice: Callable[[str], None] | None = None,  # called with a message before reading if much memory is needed
     wishes: Sequence[TargetValue] = (),  # targets to solve thresholds for, which takes a second pass
-    outlook: ForecastRequest = NO_FORECASTS,  # predictions at some points of each study
+    outlook: ForecastRequest | None = None,  # predictions at some points of each study
     **options: Unpack[ReadOptions],
 ) -> Sweep:
     """Evaluate every point of every study in one pass."""
@@ -530,6 +529,7 @@ def sweep(
         )
     accumulator = SweepAccumulator(plan, families, chosen, [number for number, _ in parts])
 
+    outlook = outlook or ForecastRequest()
     points = [(study, point) for study in chosen for point in thin_rows(range(len(study.points)), MAX_FORECAST_POINTS)]
     sampled = points if outlook.batch is not None or outlook.lengths else ()
     predicted = [study.correction_at(point) for study, point in sampled]
@@ -560,7 +560,7 @@ def sweep(
         left_out=summarize_left_out(reading.problems),
         warnings=[*reading.dump.warnings, *reading.warnings],
         targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
-        forecasts=make_forecasts(outlook, points, runs, sample, groups) if outlook != NO_FORECASTS else (),
+        forecasts=make_forecasts(outlook, points, runs, sample, groups),
         by=tuple(by),
     )
     made.summary = {run: sweep_sentences(made, run) for run in made.runs}
