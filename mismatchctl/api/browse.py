@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.api.scan import find_trims
+from mismatchctl.api.scan import OPTIONAL_COLUMNS, find_trims
 from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import CorrectedBlock, apply_correction
@@ -20,18 +20,13 @@ from mismatchctl.data.blocks import Rows
 from mismatchctl.data.catalog import DumpFile
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
-from mismatchctl.data.reader import Dump, open_dump
+from mismatchctl.data.reader import BadDataPolicy, Dump, open_dump
 from mismatchctl.data.tokenizer import Vocabulary, load_vocabulary
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.results.model import Result
 
-_OPTIONAL_COLUMNS = (
-    "current_log_probs", "advantages", "reward", "step", "run", "prompt_id", "sequence_id", "rollout_version",
-    "train_version", "worker",
-)  # fmt: skip
 _TOKEN_COLUMNS = ("token_ids", "rollout_experts", "train_experts", "entropy")
-BadDataPolicy = Literal["error", "skip", "mask"]
 MAX_TOKENS = 4_096
 """Maximum number of tokens shown per sequence. A longer sequence is cut around its largest log ratio."""
 
@@ -66,7 +61,12 @@ def read_rows(
 ) -> list[SequenceRow]:
     """Read the sequences at the given files and rows, in this order."""
     dump = open_dump(
-        paths, rename=rename, aliases=column_aliases(), wanted=_OPTIONAL_COLUMNS, watched=_TOKEN_COLUMNS, on_bad=on_bad
+        paths,
+        rename=rename,
+        aliases=column_aliases(),
+        wanted=(*OPTIONAL_COLUMNS, "worker"),
+        watched=_TOKEN_COLUMNS,
+        on_bad=on_bad,
     )
     wanted = [(_find_file(dump, path), row) for path, row in places]
     found: dict[tuple[int, int], SequenceRow] = {}

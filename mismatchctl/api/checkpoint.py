@@ -79,10 +79,7 @@ class Checkpoint:
         return values
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the logits from position `first` on, in blocks of positions.
-
-        Only the last layer (head) runs block by block.
-        """
+        """Yield the logits from position `first` on. Only the last layer (head) runs in blocks of positions."""
         body = self._model.base_model
         hidden = body(input_ids=ids, use_cache=False)
         for start in range(first, ids.shape[1], POSITIONS_PER_BLOCK):

@@ -95,10 +95,7 @@ class Integration:
         return files
 
     def edits_for(self, path: Path, text: str) -> list[Edit]:
-        """Return the edits for a file.
-
-        An edit belongs to the file if the file has the right path or contains the right line.
-        """
+        """Return the edits for a file with the right path, or with the lines that the edits need."""
         files = self.edits_by_file()
         for file, edits in files.items():
             if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):

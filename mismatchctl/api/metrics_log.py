@@ -198,10 +198,7 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Recognize the mismatch metrics of logs, and measure their trends.
-
-    If two runs have the same name, their names contain the file.
-    """
+    """Recognize the mismatch metrics of logs, and measure their trends. Equal names of runs get the file's path."""
     found: list[tuple[str | Path, LoggedRun]] = []
     count = 0
     for path in paths:

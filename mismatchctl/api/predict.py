@@ -294,11 +294,7 @@ def _draw_batches(
 
 
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
-    """Draw prompts from Polya's urn [prompts, batches]. Each drawn prompt gains weight 1.
-
-    The result has the same distribution as multinomial draws with random (Dirichlet) weights, but is faster for small
-    batches.
-    """
+    """Draw prompts from Polya's urn [prompts, batches], as multinomial draws with random (Dirichlet) weights do."""
     start = clusters + 2 * prior
     picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
     for pick in picks:
@@ -350,10 +346,9 @@ _TREND_MODEL = (
 
 
 def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[float | None], ahead: float) -> Prediction:
-    """Predict a share `ahead` steps after the last step, if its growth continues.
+    """Predict a share `ahead` steps after the last numbered step, if its growth continues.
 
-    If the share does not change, the value is the mean over the steps and the status is "no trend". If the change has
-    ended, the value is the level after the change. Steps whose labels are not numbers are left out.
+    Without growth, the value is the mean over the steps, or the level after the last change.
     """
     question = f"{ahead:+g} steps"
     pairs = [
@@ -484,10 +479,7 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """Return the observed and expected products of pairs of parts of each sequence.
-
-    The result contains the products [S, P], their expectations per component [S, P, 4], and their noise scales [P].
-    """
+    """Return products of pairs of parts [S, P], their expectations by component [S, P, 4], and noise scales [P]."""
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
     starts = np.concatenate([np.zeros((len(sample), 1)), ends[:, :-1]], axis=1)
@@ -565,11 +557,8 @@ _RATES = np.geomspace(1e-7, 1.0, 100)
 
 
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
-    """Return the probability that all of `length` tokens are inside a gate's bounds, in each replicate [R].
-
-    `beyond` contains flags of sequences with a token outside the bounds, by LENGTH_GRID [S, OCTAVES].
-    """
-    # the two grid lengths between which each sequence first leaves the bounds [S]
+    """Return the probability that all of `length` tokens are inside a gate's bounds, in each replicate [R]."""
+    # `beyond`: sequences with a token outside the bounds, by LENGTH_GRID [S, OCTAVES], first between `start` and `end`
     first, has_ended, rows = beyond.argmax(axis=1), beyond[:, -1], np.arange(len(sample))
     grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
     start = np.where(first > 0, grid[rows, first - 1], 0).astype(np.float64)
@@ -594,9 +583,7 @@ _LENGTH_MODEL = (
     "a bound have a rate per sequence. The interval is for the dump's number of responses"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
-"""Minimum assumed model error per doubling of the length in standard normal units, for gates on a whole sequence and
-for gates on its smallest or largest ratio.
-"""
+"""Minimum assumed error per doubling in standard normal units, for gates on whole sequences and on extreme ratios."""
 MAX_INTERVAL_WIDTH = 0.9
 """A prediction is refused if its 90% interval is wider than this. The 95% interval is shown."""
 _LARGE_MISS = 0.10

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mismatchctl.data.catalog import ReadUnit
 from mismatchctl.data.engines import Engine, LocalEngine, list_shards
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
-from mismatchctl.data.reader import Dump, open_dump
+from mismatchctl.data.reader import BadDataPolicy, Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import LabelValue
@@ -36,7 +36,7 @@ class ReadOptions(TypedDict, total=False):
     """Options of every function that reads dumps, explained in `mm.analyze`."""
 
     rename: Mapping[str, str] | None
-    on_bad: Literal["error", "skip", "mask"]
+    on_bad: BadDataPolicy
     micro_batch_size: int | None
     threads: int | None
     engine: Engine | None

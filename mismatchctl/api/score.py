@@ -266,15 +266,12 @@ def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None)
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """Numbers of scored sequences and tokens.
-
-    `kept` sequences had already been scored, and `left_out` sequences were not chosen.
-    """
+    """Numbers of scored sequences and tokens."""
 
     sequences: int
     tokens: int
-    kept: int
-    left_out: int
+    kept: int  # sequences that had already been scored
+    left_out: int  # sequences that were not chosen
 
 
 def score(
@@ -287,10 +284,10 @@ def score(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreSummary:
-    """Write the sequences of a dump with `reference_log_probs` to a folder. Existing pieces are kept.
+    """Write the sequences of a dump with `reference_log_probs` to a folder.
 
-    Each part is written completely or not at all, so that the same call continues an interrupted run. `load` loads the
-    checkpoint only if it is needed. `force` scores existing parts again.
+    Each piece is written completely or not at all, so that the same call continues an interrupted run. `force` scores
+    existing pieces again.
     """
     if Path(out).resolve().is_relative_to(Path(place).resolve()):
         raise ConfigError(f"{out}: this folder is inside the input dump; choose another folder")

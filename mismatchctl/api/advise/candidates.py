@@ -459,10 +459,7 @@ class Surrogate:
         self._others = self._alternatives.sum(axis=1, keepdims=True) - self._alternatives
 
     def gradients(self, applied: CorrectedSample) -> Float64s:
-        """Return the sum of weight x advantage x score of each batch [batches, features].
-
-        The sum is divided by the tokens in the denominator of the loss, and by the loss scale of the correction.
-        """
+        """Return the sum of weight x advantage x score of each batch, by tokens and loss scale [batches, features]."""
         scale = applied.loss_scale
         terms = applied.weights / (scale if scale > 0 else 1.0) * self._coefficient
         counted = np.maximum(np.bincount(self._batch, applied.counted), 1)

@@ -294,10 +294,7 @@ def _label_sort_key(label: Any) -> tuple[Any, ...]:
 def _build_series(
     estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
 ) -> dict[str, model.Series]:
-    """Build a series of rounded values over the steps for each estimate.
-
-    The metrics in `tails` also get heavy-tail flags.
-    """
+    """Build a series of rounded values over the steps for each estimate, with heavy-tail flags for `tails`."""
     if not estimates:
         return {}
     value = np.stack([found.value[order] for found in estimates.values()])
@@ -336,10 +333,7 @@ def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str
 
 
 def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
-    """Round the values of each row to `digits` significant digits, and replace non-finite values with null.
-
-    Integers stay exact.
-    """
+    """Round to significant digits except integers, and replace non-finite values with null."""
     finite = np.isfinite(values)
     held = np.where(finite, values, 0.0) + 0.0
     whole = (held == np.rint(held)) & (np.abs(held) < 2**53)

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 import numpy as np
 import pyarrow as pa
 
+from mismatchctl.api.scan import RunStep
 from mismatchctl.core.batch import Float64s, TokenBatch
 from mismatchctl.core.formatting import format_label
 from mismatchctl.core.validation import replace_nonfinite
@@ -67,10 +68,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Return the metric name of each column.
-
-    If there is one run, the run name that W&B adds is removed. Columns that are not metrics get an empty name.
-    """
+    """Return the metric name of each column, "" for other columns. The name of a single W&B run is removed."""
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
@@ -138,10 +136,9 @@ class RunLog:
 
 
 def read_run_log(path: str | Path) -> RunLog:
-    """Read scalars by step from rows of JSON, TensorBoard event files (one, or a folder of them), or a CSV export.
+    """Read scalars by step from JSON lines, TensorBoard event files (one, or a folder of them), or a CSV export.
 
     A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of the same step are merged.
-    Values that are not finite are counted but not returned.
     """
     place = Path(path)
     if place.is_dir() or is_event_file(place):
@@ -164,10 +161,7 @@ def is_event_file(path: Path) -> bool:
 
 
 def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
-    """Read step, name and value of every scalar with the `tensorboard` package.
-
-    Reading of a file stops at a damaged record.
-    """
+    """Read step, name and value of every scalar with the `tensorboard` package, up to a damaged record."""
     try:
         from google.protobuf.message import DecodeError
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -375,10 +369,7 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
 
 
 def _ranked_changes(values: Float64s) -> Float64s:
-    """Rank the step-to-step changes of a series, and scale the ranks to mean 0 and variance 1.
-
-    A series without changes gives 0.
-    """
+    """Rank the step-to-step changes of a series, and scale the ranks to mean 0 and variance 1, if they vary."""
     changes = np.diff(values)
     order = np.unique(changes, return_inverse=True, return_counts=True)
     counts = order[2]
@@ -405,11 +396,9 @@ def _correlation_scale(x: Float64s, y: Float64s) -> float:
     )
 
 
-StepKey = tuple[str, LabelValue]
-"""(run, step)."""
 REPLAY_COLUMNS = ("micro_batch", "rollout_ids")
 """Columns whose values define the groups of rows that a framework sums over."""
-StepTables = list[tuple[StepKey, pa.Table]]
+StepTables = list[tuple[RunStep, pa.Table]]
 """Rows by step, in the order of the input."""
 
 
@@ -439,8 +428,8 @@ class LoggedSteps:
     def __init__(self, framework: Framework, corrections: Iterable[Correction], options: ReplayOptions) -> None:
         self.framework, self.options = framework, options
         self._corrections = list(corrections)
-        self._open: dict[StepKey, list[pa.Table]] = {}
-        self._logged: dict[StepKey, dict[str, dict[str, float]]] = {}
+        self._open: dict[RunStep, list[pa.Table]] = {}
+        self._logged: dict[RunStep, dict[str, dict[str, float]]] = {}
         self.refused: dict[str, str] = {}
         self.unavailable: dict[str, str] = {}
 
@@ -555,9 +544,7 @@ def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
 def compare_metrics(
     log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
 ) -> MetricLogComparison | None:
-    """Compare the values of logged names with the metrics of a run.
-
-    `called` maps each name to the key of a metric. The result is null if no name matches a metric.
+    """Compare logged values with the metrics of a run. `called` maps each logged name to the key of a metric.
 
     The comparison allows an error of one float32 bit at 1, because the framework's rounding is not reproduced.
     """

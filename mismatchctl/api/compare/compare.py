@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,21 +65,20 @@ def compare(
             _build_contrast(first, other, pair, *found)
             for other, pair, *found in zip(others, pairs, changes, corrected, strict=True)
         ],
-        corrections=list(first.corrections),
+        corrections=list(first.result.corrections),
     )
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run to compare, which is a part of a Result. `storage` contains the data type of the stored log-probs."""
+    """One run to compare, which is a part of a Result."""
 
     name: str
     path: str
     kind: Literal["dump", "result"]
+    result: Result
     run: RunResult
-    is_only_run: bool  # of its argument
-    corrections: tuple[Correction, ...]
-    storage: Mapping[str, str]
+    storage: Mapping[str, str]  # data types of the stored log-probs
 
 
 def _read_sources(
@@ -89,38 +88,29 @@ def _read_sources(
     sources: list[ComparedRun] = []
     warnings: list[str] = []
     for source in given:
-        path = _source_title(source)
         saved = isinstance(source, Result) or (isinstance(source, str) and is_result(source))
         result = source if isinstance(source, Result) else read_result(str(source)) if saved else read([source])
+        title = source.title if isinstance(source, MemoryTable) else "the Result in memory"
+        path = source if isinstance(source, str) else title
         warnings += [warning for warning in result.warnings if warning not in warnings]
         warnings += skipped_data_notes(result.provenance.left_out)
-        corrections, is_only_run = tuple(result.corrections), len(result.runs) == 1
-        kind: Literal["dump", "result"] = "result" if saved else "dump"
         sources += [
-            ComparedRun(name, path, kind, run, is_only_run, corrections, storage_types(result, name))
+            ComparedRun(name, path, "result" if saved else "dump", result, run, storage_types(result, name))
             for name, run in result.runs.items()
         ]
     if len(sources) < 2:
         raise DataError(
             "compare needs two runs, found one", file=sources[0].path, remedy="pass a second dump or Result"
         )
-    named = _assign_names(sources)
-    return named, [*warnings, *prompt_notes(source.run for source in named), *_storage_warnings(named)]
-
-
-def _source_title(source: DumpSource | Result) -> str:
-    if isinstance(source, str):
-        return source
-    return source.title if isinstance(source, MemoryTable) else "the Result in memory"
-
-
-def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
-    first, *others = sources
-    for other in others:
-        for column, there in first.storage.items():
-            here = other.storage[column]
-            if here != there:
-                yield f"{column} is stored as {here} in {other.name}, as {there} in {first.name}: rounding differs"
+    first, *others = _assign_names(sources)
+    warnings += prompt_notes(source.run for source in (first, *others))
+    warnings += [
+        f"{column} is stored as {here} in {other.name}, as {there} in {first.name}: rounding differs"
+        for other in others
+        for column, there in first.storage.items()
+        if (here := other.storage[column]) != there
+    ]
+    return [first, *others], warnings
 
 
 def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
@@ -131,7 +121,7 @@ def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
         name = source.name
         if shared[name] > 1:
             path = escape_unprintable(normalize_path(source.path))
-            name = path if source.is_only_run else f"{path}: {name}"
+            name = path if len(source.result.runs) == 1 else f"{path}: {name}"
         seen[name] += 1
         named.append(replace(source, name=name if seen[name] == 1 else f"{name} ({seen[name]})"))
     return named
@@ -154,14 +144,11 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> model.Side:
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, model.Change]:
-    """Compare the metrics of every correction that both runs define in the same way.
-
-    The metrics are named `name/key`.
-    """
+    """Compare the metrics (`name/key`) of every correction that both runs define in the same way."""
     return {
         f"{correction.name}/{key}": tested
-        for correction in first.corrections
-        if correction in other.corrections
+        for correction in first.result.corrections
+        if correction in other.result.corrections
         for key, tested in compare_metrics(
             first.run.overall.corrections[correction.name],
             other.run.overall.corrections[correction.name],

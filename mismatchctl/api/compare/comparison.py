@@ -246,10 +246,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge by the first main metric that changed significantly.
-
-    If no main metric changed significantly, judge by K3 and the other metrics.
-    """
+    """Judge by the first main metric that changed significantly, otherwise by K3 and the other metrics."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:

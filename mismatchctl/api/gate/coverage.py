@@ -133,10 +133,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files.
-
-    The number of sequences in a skipped file is estimated from its size.
-    """
+    """Check the shares of skipped sequences, tokens and files. The content of files is estimated from their size."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -210,10 +207,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check that the dump has the steps or values that a rule judges.
-
-    If the two dumps have no step in common, steps are not checked.
-    """
+    """Check that the dump has the values that a rule judges, and the steps if the two dumps share any step."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue

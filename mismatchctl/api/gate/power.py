@@ -27,10 +27,7 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 MIN_CLUSTERS = 5
 """Minimum number of clusters. With fewer clusters, permutation tests are never significant at the usual level."""
 STATED_POWER, TARGET_POWER = 0.8, 0.9
-"""Power that the gate reports, and the estimated power that it requires.
-
-The estimate is up to ten points too high for heavy tails.
-"""
+"""Power that the gate reports, and the estimate that it requires (up to ten points too high for heavy tails)."""
 _MAX_FACTOR = 100.0  # larger changes are not searched
 _POWER_DRAWS = 1024
 _MAX_EXACT_CLUSTERS = 64  # clusters per dump. More clusters are merged by hash, which has little effect on means
@@ -60,9 +57,7 @@ class ClusterSizes:
 
 
 class _SimulatedGate:
-    """A simulation of the gate's test on dumps of a given size.
-
-    Clusters of the known dumps are drawn at random, and a rise is added to their values.
+    """A simulation of the gate's test on random dumps of a given size, with a rise added to the known clusters.
 
     Without a baseline, dumps do not share clusters. Shared clusters come first in a sample.
     """
@@ -207,10 +202,7 @@ def detectable_factor(
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number above 1 for which `found` is true, with a precision of 0.5%.
-
-    `found` must be monotone.
-    """
+    """Return the smallest number above 1 for which the monotone `found` is true, with a precision of 0.5%."""
     low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2

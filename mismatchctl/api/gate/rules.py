@@ -120,10 +120,7 @@ BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 
 
 def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
-    """Parse `k3:max=0.01,per=step`, inline YAML or a file of rules.
-
-    With `any_name`, a rule may name any metric, as in a metrics log.
-    """
+    """Parse `k3:max=0.01,per=step`, inline YAML or a file. `any_name` allows unknown metrics, as in a log."""
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text), any_name)
     where = wording(python=f"rule {text!r}", command=f"--rule {text}")

@@ -256,10 +256,7 @@ _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder", "tail": "ta
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
-    """Describe whether K3 of rare or of typical tokens rose.
-
-    If the Result has no K3 by probability of the tokens, return "".
-    """
+    """Describe whether K3 of rare or of typical tokens rose, or return "" if the Result lacks these parts."""
     found = []
     for part in check.parts:
         if part.rise is not None:

@@ -231,10 +231,7 @@ _ROUNDING_BITS = 33  # ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Return flags of the rows [P, objectives] that no other row dominates.
-
-    Low values are good. If rows are equal, only the first of these rows is flagged.
-    """
+    """Return flags of the rows [P, objectives] that no other row dominates (low is good), once for equal rows."""
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
     for row in np.lexsort(costs.T[::-1]):

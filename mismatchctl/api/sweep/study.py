@@ -82,10 +82,7 @@ class ThresholdAxis:
 
 @dataclass(frozen=True)
 class Study:
-    """A correction and its varied fields.
-
-    The points are all combinations of the values. The values of the last field change fastest.
-    """
+    """A correction and its varied fields. The points are all combinations of the values, the last field fastest."""
 
     correction: Correction
     axes: tuple[ThresholdAxis, ...]
