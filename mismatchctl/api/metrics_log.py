@@ -11,19 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mismatchctl.api.analyze.run_log import (
-    PARTS,
-    STEP_NAMES,
-    Health,
-    estimate_lag,
-    find_health_names,
-    fit_logged_growth,
-    is_event_file,
-    is_number,
-    parse_decimal,
-    read_run_log,
-    shift_above_zero,
-)
+from mismatchctl.api.analyze import run_log as logs
+from mismatchctl.api.analyze.run_log import PARTS, STEP_NAMES, Health, find_health_names, fit_logged_growth
 from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import COLUMNS_BY_NAME
 from mismatchctl.core.validation import FiniteModel
@@ -151,7 +140,7 @@ class LoggedValues:
 
 
 def read_logged_values(path: str | Path) -> list[LoggedValues]:
-    log = read_run_log(path)
+    log = logs.read_run_log(path)
     names = list(dict.fromkeys([*(name for row in log.rows.values() for name in row), *log.not_finite]))
     found = []
     for run, own in _runs(names, Path(path).stem).items():
@@ -171,8 +160,8 @@ def is_run_log(path: str | Path) -> bool:
     suffix = place.suffix.lower()
     with suppress(OSError, csv.Error):  # the code that opens it reports the problem
         if place.is_dir():
-            return any(map(is_event_file, walk_files(place))) and not contains_dump(str(place))
-        if not place.is_file() or is_event_file(place):
+            return any(map(logs.is_event_file, walk_files(place))) and not contains_dump(str(place))
+        if not place.is_file() or logs.is_event_file(place):
             return place.is_file()
         if suffix == ".csv":
             heads = next(csv.reader(read_first_bytes(place, _HEAD).decode("utf-8-sig", "replace").splitlines()), [])
@@ -240,8 +229,8 @@ def _analyze_run(run: LoggedValues) -> LoggedRun | None:
     health = tuple(
         LoggedSeries(
             name=name, role=role, growth=fit_logged_growth(run.steps, logged[name], role),
-            lag=estimate_lag(shift_above_zero(logged[lead]), logged[name]), not_finite=run.not_finite.get(name, 0),
-            steps=run.steps, values=logged[name],
+            lag=logs.estimate_lag(logs.shift_above_zero(logged[lead]), logged[name]),
+            not_finite=run.not_finite.get(name, 0), steps=run.steps, values=logged[name],
         )
         for role, name in find_health_names([name for name in logged if name not in known]).items()
     )  # fmt: skip
@@ -250,8 +239,8 @@ def _analyze_run(run: LoggedValues) -> LoggedRun | None:
 
 
 def _step(text: str) -> int | float | str:
-    value = parse_decimal(text)
-    if not is_number(value):
+    value = logs.parse_decimal(text)
+    if not logs.is_number(value):
         return text
     return int(value) if float(value).is_integer() else float(value)
 

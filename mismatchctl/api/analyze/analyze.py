@@ -15,21 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.api.analyze.run_log import (
-    REPLAY_COLUMNS,
-    LoggedSteps,
-    RunLog,
-    StepTables,
-    align_steps,
-    build_replay_table,
-    compare_metrics,
-    compare_replay,
-    describe_order,
-    estimate_lag,
-    match_metrics,
-    require_shared_steps,
-    step_label,
-)
+from mismatchctl.api.analyze import run_log as logs
+from mismatchctl.api.analyze.run_log import LoggedSteps, RunLog, StepTables, build_replay_table
 from mismatchctl.api.predict import predict_fresh_batch
 from mismatchctl.api.scan import DumpReading, ReadOptions, UnitBatches
 from mismatchctl.core.batch import Float64s, TokenBatch
@@ -611,7 +598,7 @@ def analyze(
 ) -> Result:
     """Measure the mismatch of a dump and the effect of each correction, in one pass. See `mm.analyze`."""
     replayed, corrections = corrections, _combine_with_losses(corrections, losses)
-    extra = () if framework is None else REPLAY_COLUMNS
+    extra = () if framework is None else logs.REPLAY_COLUMNS
     watched = (
         *(column for column in PARTIAL_COLUMNS if column != TURN_COLUMN),
         *(DIAGNOSIS_COLUMNS if findings else ()),
@@ -701,24 +688,24 @@ def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) ->
     result.provenance.log = log.path
     if replays and (offset := replays[0].framework.log_step_offset):
         runs = [(run.groups.labels, values) for run in result.runs.values() for values in run.logged.values()]
-        aligned = align_steps(log, runs, offset)
+        aligned = logs.align_steps(log, runs, offset)
         if aligned is not log:
             result.warnings.append(
                 f"{result.provenance.framework} logs a batch {offset} step later than it is generated: "
                 f"{log.path} is read {offset} step earlier"
             )
         log = aligned
-    require_shared_steps(log, [label for run in result.runs.values() for label in run.groups.labels])
+    logs.require_shared_steps(log, [label for run in result.runs.values() for label in run.groups.labels])
     for name, run in result.runs.items():
         labels, k3 = run.groups.labels, run.groups.metrics.get("k3")
-        run.log = log.series([step_label(label) for label in labels])
-        run.order = describe_order(labels, fit_run_growth(run), run.log)
-        run.lags = {} if k3 is None else {key: estimate_lag(k3.value, values) for key, values in run.log.items()}
+        run.log = log.series([logs.step_label(label) for label in labels])
+        run.order = logs.describe_order(labels, fit_run_growth(run), run.log)
+        run.lags = {} if k3 is None else {key: logs.estimate_lag(k3.value, values) for key, values in run.log.items()}
         rounded = replays[-1].of_run(name, labels) if replays else {}
         run.against = {
-            correction: compare_replay(log, labels, values, rounded.get(correction, {}))
+            correction: logs.compare_replay(log, labels, values, rounded.get(correction, {}))
             for correction, values in run.logged.items()
         }
-        called = match_metrics(log, {each for values in run.logged.values() for each in values})
+        called = logs.match_metrics(log, {each for values in run.logged.values() for each in values})
         series = {key: run.groups.metrics[key].value for key in called.values() if key in run.groups.metrics}
-        run.against_metrics = compare_metrics(log, labels, series, called)
+        run.against_metrics = logs.compare_metrics(log, labels, series, called)

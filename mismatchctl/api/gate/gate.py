@@ -54,20 +54,8 @@ from mismatchctl.io import __version__
 from mismatchctl.io.files import NextNumber, write_atomically
 from mismatchctl.io.stores import is_remote, normalize_path
 from mismatchctl.measure.cluster_table import OVERALL_CAP, Hashes
-from mismatchctl.results.model import (
-    NOT_RECORDED,
-    Acceptance,
-    Clusters,
-    Distribution,
-    Groups,
-    InputFile,
-    JointDistribution,
-    Provenance,
-    Result,
-    RunResult,
-    Value,
-    find_run,
-)
+from mismatchctl.results import model
+from mismatchctl.results.model import NOT_RECORDED, Groups, Result, RunResult, Value, find_run
 from mismatchctl.results.reader import is_result, read_result
 from mismatchctl.results.summary import fit_run_growth, prompt_notes
 from mismatchctl.stats.comparison import Allowance, compare_samples, excess_over_value, is_layered
@@ -484,8 +472,8 @@ def _finite_or_none(value: float) -> float | None:
 def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
     """Reduce a Result to the values, cluster tables and provenance that later gates need."""
     old = result.provenance
-    accepted = Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
-    provenance = Provenance(
+    accepted = model.Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
+    provenance = model.Provenance(
         version=old.version, inputs=_merge_inputs(old.inputs), by=old.by, framework=old.framework,
         accepted=accepted,
     )  # fmt: skip
@@ -493,8 +481,8 @@ def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by
     return Result(provenance=provenance, corrections=result.corrections, warnings=[], runs=runs)
 
 
-def _merge_inputs(files: Iterable[InputFile]) -> list[InputFile]:
-    found: dict[tuple[str, str, str], InputFile] = {}
+def _merge_inputs(files: Iterable[model.InputFile]) -> list[model.InputFile]:
+    found: dict[tuple[str, str, str], model.InputFile] = {}
     for file in files:
         key = file.run, file.layout, json.dumps(file.dtypes, sort_keys=True)
         before = found.get(key)
@@ -511,8 +499,8 @@ def _reduce_run(run: RunResult) -> RunResult:
     return RunResult(
         overall=run.overall, groups=Groups(labels=run.groups.labels, metrics={}, corrections={}),
         by={column: _reduce_groups(groups) for column, groups in run.by.items()},
-        distribution=Distribution(edges=[], tokens=[], k3=[]), breakdowns={},
-        joint=JointDistribution(width=1.0, x=[], y=[], tokens=[]), worst_tokens=[], worst_sequences=[],
+        distribution=model.Distribution(edges=[], tokens=[], k3=[]), breakdowns={},
+        joint=model.JointDistribution(width=1.0, x=[], y=[], tokens=[]), worst_tokens=[], worst_sequences=[],
         clusters=_fold_table(run.clusters, sample.keys, sample.sums),  # one row per cluster over all steps
         content=None if run.content is None else run.content.model_copy(update={"example": ""}),
     )  # fmt: skip
@@ -527,7 +515,7 @@ def _reduce_groups(groups: Groups) -> Groups:
     return groups.model_copy(update={"clusters": small})
 
 
-def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | None = None) -> Clusters:
+def _fold_table(table: model.Clusters, keys: Hashes, sums: Float64s, values: Hashes | None = None) -> model.Clusters:
     by_value, folded = values is not None, len(keys) > OVERALL_CAP
     values = np.zeros_like(keys) if values is None else values
     if folded:
@@ -536,7 +524,7 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
         gathered = np.zeros((len(keys), sums.shape[1]))
         np.add.at(gathered, where.ravel(), sums)
         sums = gathered
-    return Clusters(
+    return model.Clusters(
         by=table.by, columns=table.columns, hashes=[f"{key:016x}" for key in keys.tolist()],
         groups=values.tolist() if by_value else [], folded=table.folded or folded,
         sums=round_sums(sums, table.columns),

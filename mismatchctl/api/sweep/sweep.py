@@ -50,19 +50,8 @@ from mismatchctl.measure.cluster_table import (
     step_hash,
     step_hashes,
 )
-from mismatchctl.measure.grid.sums import (
-    ClosedFamily,
-    FamilyCells,
-    FamilyRunSums,
-    FamilySums,
-    add_families,
-    close_family,
-    evaluate_metrics,
-    family_factors,
-    merge_tables,
-    reduce_families,
-    standard_errors,
-)
+from mismatchctl.measure.grid import sums as grid_sums
+from mismatchctl.measure.grid.sums import ClosedFamily, FamilyCells, FamilyRunSums, FamilySums
 from mismatchctl.measure.grid.thresholds import CorrectionFamily, group_families
 from mismatchctl.measure.kernels import choose_kernel
 from mismatchctl.measure.metrics.evaluation import GroupCells, GroupMerger
@@ -352,7 +341,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         studies: Sequence[Study],
         of_study: Sequence[int],
     ) -> None:
-        super().__init__(plan.by, lambda cell: sum(sums.size for sums in cell), add_families)
+        super().__init__(plan.by, lambda cell: sum(sums.size for sums in cell), grid_sums.add_families)
         self.plan, self.families, self.studies, self.of_study = plan, families, studies, of_study
         self.runs: dict[str, _RunSums] = {}
         axes = [axis for study in studies for axis in study.axes]
@@ -380,11 +369,11 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
             closed = []
             for step, cells in zip(steps, groups, strict=True):
                 whole, salt = reduce(add, (cell[number] for cell in cells.values())), step_hash(step)
-                factors = family_factors(family, whole)
-                closed.append(close_family(family, whole, factors))
+                factors = grid_sums.family_factors(family, whole)
+                closed.append(grid_sums.close_family(family, whole, factors))
                 totals.overall[number].add(closed[-1], salt)
                 for values, cell in cells.items() if self.plan.by else ():
-                    own = close_family(family, cell[number], factors)
+                    own = grid_sums.close_family(family, cell[number], factors)
                     for column, value in zip(self.plan.by, values, strict=True):
                         found = totals.by.setdefault(column, {}).setdefault(value, self._empty_sums())
                         found[number].add(own, salt)
@@ -405,9 +394,9 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         for run, totals in self.runs.items():
             for number, closed in enumerate(totals.overall):
                 family = self.families[number]
-                rows = family.layouts.rows.arrays(merge_tables(closed.rows, OVERALL_CAP).sums)
+                rows = family.layouts.rows.arrays(grid_sums.merge_tables(closed.rows, OVERALL_CAP).sums)
                 wanted = [metric for metric in self.metrics[number] if metric.key in METRICS_WITH_ERRORS]
-                errors = standard_errors(wanted, closed.totals, rows, family.grid)
+                errors = grid_sums.standard_errors(wanted, closed.totals, rows, family.grid)
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
                 frame = self._rows(number, [closed], run, OVERALL_SCOPE, [None]).hstack(
                     pl.DataFrame(found, nan_to_null=True)
@@ -454,7 +443,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         )
         for name in ("tokens", "sequences"):
             columns[name] = np.repeat(totals[name].ravel(), len(points))
-        found = evaluate_metrics(self.metrics[number], totals, maxima, family.grid)
+        found = grid_sums.evaluate_metrics(self.metrics[number], totals, maxima, family.grid)
         weight = family.correction.weight
         if weight is None or weight.normalize == "none":
             found["normalization_factor"] = np.full_like(found["normalization_factor"], np.nan)
@@ -473,7 +462,7 @@ class _SweepPart:
     grids: GridTables = field(default_factory=dict)
 
     def __add__(self, other: _SweepPart) -> _SweepPart:
-        sums, grids = merge_parts(self.sums, other.sums, add_families), add_grids(self.grids, other.grids)
+        sums, grids = merge_parts(self.sums, other.sums, grid_sums.add_families), add_grids(self.grids, other.grids)
         return _SweepPart(sums, self.sequences + other.sequences, grids)
 
 
@@ -489,7 +478,7 @@ class _SweepPass:
         for batch in batches:
             sampled = collect_batch(batch, run, self.predicted) if self.predicted else empty_sample(0)
             grids = sum_grid(batch, run, self.searches, self.plan.by_prompt)
-            found = found + _SweepPart(reduce_families(batch, run, self.plan, self.families), sampled, grids)
+            found = found + _SweepPart(grid_sums.reduce_families(batch, run, self.plan, self.families), sampled, grids)
         return found
 
 
