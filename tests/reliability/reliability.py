@@ -23,9 +23,9 @@ import pyarrow
 from tests.paths import ROOT
 
 LIMITS = """
-- pyarrow decodes Parquet and Arrow in this process, so a forged file could crash the process. Fuzzing found one
-  crash, by a footer that contradicts its schema. mismatchctl therefore parses the footer itself before pyarrow reads
-  it. Read an untrusted dump in a process of its own, which may crash.
+- pyarrow decodes Parquet and Arrow in mismatchctl's process, so a forged file could crash mismatchctl. Fuzzing found
+  one crash, by a footer that contradicts its schema. mismatchctl therefore parses the footer itself before pyarrow
+  reads it. Read an untrusted dump in a separate process.
 - The full test suite runs on Python 3.11 only. The other Python versions in the table passed a part of the suite.
   Older versions of torch are not tested.
 - A framework file above 64 MB is read through a memory map. If another process truncates the file while mismatchctl
@@ -35,8 +35,8 @@ LIMITS = """
   file of 1.2 MB that copies one string 50,000 times.
 - pyarrow 26 cannot read some lists of booleans in small version 2 pages that pyarrow itself wrote. mismatchctl
   refuses a file with such lists.
-- A file of 36 KB with 2 million sequences, each of one row, keeps `compare` busy for 50 s. A file of 109 KB with
-  20 million empty rows keeps `analyze` busy for 45 s.
+- Small files can take long: `compare` needs 50 s for a file of 36 KB with 2 million sequences of one row each, and
+  `analyze` needs 45 s for a file of 109 KB with 20 million empty rows.
 - If SIGKILL arrives while a command renames several outputs, some outputs can be new and others old. Each output is
   complete.
 """
