@@ -105,8 +105,8 @@ class Integration:
                 return edits
         wanted = " or ".join(file or edits[0].title for file, edits in files.items())
         raise ConfigError(
-            f"{path}: the snippet's insertion point is not in this file. Expected {wanted} ({self.name} {self.tried}). "
-            f"Insert the snippet by hand: mismatchctl init {self.name}"
+            f"{path}: this file lacks the line at which the snippet must be inserted. Pass {wanted} ({self.name} "
+            f"{self.tried}), or insert the snippet by hand: mismatchctl init {self.name}"
         )
 
 

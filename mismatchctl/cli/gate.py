@@ -53,7 +53,7 @@ def gate(
     kept = None if into_folder else save_baseline
     before = None if baseline == kept else baseline  # a new baseline may replace the old one
     outputs.check(kept, junit, inputs=[*inputs.files, before], baseline=kept)
-    error_level = opt.parse_share("--level", level, 0.5, "name a probability from 0 to 0.5, such as 5%")
+    error_level = opt.parse_share("--level", level, 0.5, "write a probability from 0 to 0.5, such as 5%")
     given = {"--baseline": baseline, "--save-baseline": save_baseline, "--plan": plan,
              "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
     if inputs.are_logs(given):
@@ -73,12 +73,12 @@ def gate(
     rules = _parse_rules(rule or (), expect_bitwise)
     against = read_baseline(baseline, fixed_tokens=fixed_tokens)
     corrections = opt.select_corrections(correction)
-    regression = None if plan is None else opt.parse_share("--plan", plan, 1000, "name a rise such as 20%")
+    regression = None if plan is None else opt.parse_share("--plan", plan, 1000, "write a rise, such as 20%")
     if regression == 0:
-        raise ConfigError(f"--plan {plan}: name a rise above 0, such as 20%")
+        raise ConfigError(f"--plan {plan}: write a rise above 0, such as 20%")
     limits = Tolerances(
-        opt.parse_share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%"),
-        opt.parse_share("--max-missing", max_missing, 1, "name a share from 0 to 1, such as 5%"),
+        opt.parse_share("--max-skipped", max_skipped, 1, "write a share from 0 to 1, such as 1%"),
+        opt.parse_share("--max-missing", max_missing, 1, "write a share from 0 to 1, such as 5%"),
         allow_different_model,
     )
     where, sources = engine.build(), inputs.sources(quiet)

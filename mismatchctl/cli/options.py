@@ -147,7 +147,7 @@ def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
     for text in columns or ():
         canonical, equals, actual = text.partition("=")
         if not (canonical and equals and actual):
-            raise ConfigError(f"--column {text}: write CANONICAL=NAME, as in train_log_probs=old_log_probs")
+            raise ConfigError(f"--column {text}: write COLUMN=NAME, as in train_log_probs=old_log_probs")
         if found.setdefault(canonical, actual) != actual:
             raise ConfigError(f"--column {text}: {canonical} is already set to {found[canonical]}")
     return found

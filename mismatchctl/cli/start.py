@@ -178,7 +178,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
         if path.stat().st_mode != mode:
             path.chmod(mode)
     if not written:
-        out.print_message("the code is already there: no file was changed", quiet)
+        out.print_message("the files already contain the code, so no file was changed", quiet)
     if integration.note:
         out.print_message(integration.note, quiet)
     out.print_message(_AFTER_THE_FIRST_STEP.format(integration.name), quiet)

@@ -108,7 +108,7 @@ def _parse_targets(rejections: Sequence[str], sizes: Sequence[str]) -> list[Targ
         kind, equals, share = text.rpartition("=")
         kind = kind if equals else "tokens"
         if kind not in TARGET_REJECTIONS:
-            known = f"write tokens=0.05 or sequences=0.05{suggestion(kind, TARGET_REJECTIONS)}"
+            known = f"write tokens=5% or sequences=5%{suggestion(kind, TARGET_REJECTIONS)}"
             raise ConfigError(f"--target-rejection {text}: {known}")
         value = opt.parse_share("--target-rejection", share, 1, "write a share between 0 and 1, such as 5% or 0.05")
         found.append((TARGET_REJECTIONS[kind], value))

@@ -42,6 +42,7 @@ from mismatchctl.data.problems import (
     LengthMismatch,
     UnequalRow,
     describe_lengths,
+    leave_out,
     mask_remedy,
     skip_remedy,
 )
@@ -248,11 +249,13 @@ def _note_faults(
         if len(bad):
             value = f"{values[bad[0]]:.6g}"
             problem = {
-                "null element": "a valid token is null",
-                "log-prob below all": f"no policy gives a log-prob of {value}: a sentinel belongs under the mask",
-                "log-prob above 0": f"log-probs must not be above 0, found {value},",
-            }.get(reason, f"a valid token's value is {value}")
+                "null element": "the value of a valid token is null",
+                "log-prob below all": f"no policy gives a log-prob of {value}",
+                "log-prob above 0": f"log-probs must not be above 0, found {value}",
+            }.get(reason, f"the value of a valid token is {value}")
             remedy = mask_remedy() if reason in ("null element", "NaN") else ""
+            if reason == "log-prob below all":
+                remedy = f"set response_mask to 0 for placeholders, or {leave_out('such rows')}"
             block.add_faults(column, f"{column}: {reason}", bad if index is None else index[bad], problem, remedy)
 
 
@@ -629,7 +632,7 @@ def _check_positions(block: DecodedBlock, arrays: Mapping[str, pa.Array], inside
         block.add_faults(POSITION_COLUMN, "position: missing", np.flatnonzero(missing), problem)
     bad = np.flatnonzero(inside[1:] & ~(values[1:] > values[:-1])) + 1
     if len(bad):
-        problem = f"position {values[bad[0]]} follows {values[bad[0] - 1]}: positions must ascend in a sequence"
+        problem = f"position {values[bad[0]]} follows {values[bad[0] - 1]}, but positions must ascend within a sequence"
         block.add_faults(POSITION_COLUMN, "position: not ascending", bad, problem, SORT_REMEDY)
     if "step" in arrays:  # a step that changes while id and position continue
         goes_on = ~inside[1:] & (values[1:] == values[:-1] + 1)

@@ -149,7 +149,7 @@ def read_footer(found: UnopenedFile) -> FileFooter:
         return FileFooter(found, size, version, contents, dict(zip(names, contents.schema.types, strict=True)))
 
 
-NO_ROW_REMEDY = "name a dump that contains sequences"
+NO_ROW_REMEDY = "pass a dump that contains sequences"
 
 
 @contextmanager
@@ -230,7 +230,9 @@ class ColumnNames:
             if column not in COLUMNS_BY_NAME:
                 known, name = suggestion(column, COLUMNS_BY_NAME), escape_unprintable(column)
                 where = wording(python=f"columns: {name}", command=f"--column {name}=...")
-                raise ConfigError(f"{where}: unknown column{known}; run `mismatchctl schema` for the list")
+                raise ConfigError(
+                    f"{where}: the dump format has no such column{known}; `mismatchctl schema` lists the columns"
+                )
 
     def match(self, footer: FileFooter, lenient: bool = False) -> dict[str, str]:
         present = {name for name, kind in footer.types.items() if describe_type(kind) != NULL_TYPE}
@@ -245,9 +247,8 @@ class ColumnNames:
                 claims = [name for name in free if self.aliases.get(name) == column]
             if len(claims) > 1 and not lenient:
                 both = " and ".join(escape_unprintable(name) for name in claims)
-                raise DataError(
-                    f"several columns can be {column}: {both}", file=footer.found.path, remedy=_column_option(column)
-                )
+                problem = f"several columns may contain {column}: {both}"
+                raise DataError(problem, file=footer.found.path, remedy=_column_option(column))
             if claims:
                 result[column] = claims[0]
         for name in self.by:
@@ -270,7 +271,7 @@ class ColumnNames:
         need = " of the long layout (one row per token)" if column not in REQUIRED_COLUMNS else ""
         listed = ", ".join(map(escape_unprintable, list(footer.types)[:_SHOWN_COLUMNS])) or "none"
         more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
-        remedy = f"{self._other_reading(footer, column, columns)}{remedy}; its columns are {listed}{more}"
+        remedy = f"{self._other_reading(footer, column, columns)}{remedy}; the columns of the file are {listed}{more}"
         return DataError(f"missing required column {shown}{named}{need}{near}", file=path, remedy=remedy)
 
     @staticmethod
@@ -282,11 +283,15 @@ class ColumnNames:
                 return ""
             name = os.path.basename(footer.found.path)
             sides = (name, "FILE") if column == "train_log_probs" else ("FILE", name)
-            return "if another file has the log-probs, use --rollout {} --train {} --on id; else ".format(*sides)
+            other = "if another file contains this column, use --rollout {} --train {} --on id; ".format(*sides)
+            return f"{other}if the column has another name, "
         scalars = not any(is_list(kind) for kind in footer.types.values())
         if scalars and any(name.lower().removeprefix("_").endswith("step") for name in footer.types):
-            return "if this is a metrics log, pass it to `mismatchctl analyze` or `gate` alone; else "
-        return "if this file is not a dump, name the dumps only; otherwise "
+            return (
+                "if the file is a metrics log, pass it alone to `mismatchctl analyze` or `gate`; if the "
+                "column has another name, "
+            )
+        return "if the file is not a dump, pass only the dumps; if the column has another name, "
 
 
 def read_pieces(
@@ -389,7 +394,7 @@ def require_files(catalog: Catalog, names: ColumnNames) -> None:
             shown = escape_unprintable(actual)
             problem = f"{option('columns', {column: shown})}: no file has a column {shown}{near}"
             listed = ", ".join(sorted(escape_unprintable(name) for name in footers[0].types))
-            raise DataError(problem, file=footers[0].found.path, remedy=f"its columns are {listed}")
+            raise DataError(problem, file=footers[0].found.path, remedy=f"the columns of the file are {listed}")
 
 
 def _partition_values(footers: Sequence[FileFooter], names: ColumnNames) -> list[dict[str, HiveValue]]:
@@ -442,7 +447,7 @@ def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
         for file, one in zip(files, words, strict=True):
             if one in counts and one != usual:
                 others = f" and {times - 1} more" if times > 1 else ""
-                problem = f"contains {one} here but {usual} in {files[words.index(usual)].path}{others}"
+                problem = f"contains {one} in this file, but {usual} in {files[words.index(usual)].path}{others}"
                 name = escape_unprintable(file.columns[column])
                 found.reject(DataError(problem, file=file.path, column=name, remedy=remedy))
                 found.files = [other for other in found.files if other is not file]
@@ -452,7 +457,7 @@ def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
     ignored: dict[str, list[str]] = {}
     for file in files:
         for column, problem in file.ignored.items():
-            ignored.setdefault(f"{column}: ignored, since it {problem}", []).append(file.path)
+            ignored.setdefault(f"{column} is ignored, because it {problem}", []).append(file.path)
     for text, paths in ignored.items():
         yield f"{text} (in {format_names(paths, 3)})"
     for column in [column.name for column in COLUMNS if not column.required and column.name != "position"]:
@@ -644,7 +649,7 @@ def _scattered_piece(
     step = "" if piece["step"] is None else f" of step {piece['step']}"
     name = escape_unprintable(f"sequence {piece['sequence_id']}{step}")
     if other["file"] == piece["file"]:
-        problem = f"{name} is not contiguous: it begins at row {other['start']} and again here"
+        problem = f"{name} has rows in two places: it begins at row {other['start']} and again at this row"
         return piece["file"], piece["start"], problem, f"{SORT_REMEDY}; an id must be unique within its step"
     problem = f"{name} is also in {paths[other['file']]} (row {other['start']})"
     return piece["file"], piece["start"], problem, "keep each sequence in one file, under its own id"

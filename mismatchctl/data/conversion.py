@@ -58,22 +58,21 @@ class JoinedColumns:
         self.found = 0
         tables = list(_read_joined_tables(place))
         if not tables:
-            raise DataError("this file does not contain any column that can be joined", file=str(place))
+            remedy = "convert other files first: mismatchctl convert FILE joined.parquet"
+            raise DataError("--join needs a Parquet file or a file of a framework", file=str(place), remedy=remedy)
         shared = set.intersection(*(set(table.column_names) for table in tables))
         ordered = sorted(shared, key=lambda name: (name in COLUMN_TYPES, name))
-        with self._explain("its files do not have the same types"):
+        with self._explain("the files of this folder have different types"):
             self._table = pa.concat_tables([table.select(ordered) for table in tables])
         self.columns = {canonical_name(name): name for name in ordered}
         if "sequence_id" not in self.columns:
-            remedy = "write the ids that the other file has"
+            remedy = "write the sequence ids of the other file"
             raise DataError("the dump lacks this column", file=str(place), column="sequence_id", remedy=remedy)
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
         keys = tuple(name for name in ("step", "sequence_id") if name in self.columns and name in batch.schema.names)
         if "sequence_id" not in keys:
-            raise DataError(
-                "this file cannot be joined, because it has neither sequence_id nor another key", file=str(path)
-            )
+            raise DataError("this file has no sequence_id, so its rows cannot be matched", file=str(path))
         added = [name for name in COLUMN_TYPES if name in self.columns and name not in batch.schema.names]
         derived = "prompt_id" in batch.schema.names and batch.schema.field("prompt_id").metadata == DERIVED
         if "prompt_id" in self.columns and derived:  # ids of another joined file are better
@@ -86,11 +85,11 @@ class JoinedColumns:
         if not pa.types.is_list(known.type):
             raise DataError("this file has one row per token, but a join needs one row per sequence", file=str(path))
         for name in added:
-            with self._explain(f"its {name} cannot be read"):
+            with self._explain(f"{name} cannot be read"):
                 values = self._table[self.columns[name]].take(pa.array(places, pa.int64())).to_pylist()
             self._check(name, values, np.diff(known.offsets.to_numpy()).tolist(), batch, path)
             column = pa.field(name, COLUMN_TYPES[name], nullable=name not in NEEDED_COLUMNS)
-            with self._explain(f"the type of its {name} is not {COLUMN_TYPES[name]}"):
+            with self._explain(f"the type of {name} is not {COLUMN_TYPES[name]}"):
                 batch = batch.append_column(column, pa.array(values, COLUMN_TYPES[name]))
         return batch
 
@@ -119,8 +118,12 @@ class JoinedColumns:
             if value is None and name in PARTIAL_COLUMNS:
                 continue
             if not isinstance(value, list) or len(value) != length or None in value:
-                have = "none" if not isinstance(value, list) else "nulls" if None in value else f"{len(value)} values"
-                problem = f"{self._place} has {have} of sequence {batch['sequence_id'][row]}, which has {length} tokens"
+                have = (
+                    "no list" if not isinstance(value, list) else "nulls" if None in value else f"{len(value)} values"
+                )
+                problem = (
+                    f"{self._place} has {have} for sequence {batch['sequence_id'][row]}, which has {length} tokens"
+                )
                 raise DataError(
                     problem,
                     file=str(path),
@@ -308,7 +311,7 @@ def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
         examples = " and ".join(
             f"{side.name} has {_named(list(found)[:2])}" for side, found in zip(sides, places, strict=True)
         )
-        raise DataError(f"all values of {', '.join(keys)} differ between the two files: {examples}", file=str(rollout))
+        raise DataError(f"no {', '.join(keys)} occurs in both files: {examples}", file=str(rollout))
     notes = []
     for here, there in ((0, 1), (1, 0)):
         if alone := [key for key in places[here] if key not in places[there]]:
@@ -324,7 +327,7 @@ def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
         try:
             columns[name] = pa.array([row.get(name) for row, _ in rows])
         except (pa.ArrowException, OverflowError):  # some rows contain lists, others a string
-            notes.append(f"{escape_unprintable(name)} is left out: its values are of different kinds")
+            notes.append(f"{escape_unprintable(name)} is left out, because its values have different types")
     return PairedTable(with_prompt_ids(pa.table(columns)), tuple(notes))
 
 
@@ -361,7 +364,7 @@ class _Side:
                 raise ConfigError(f"{self.path}: missing column {key}{near}; {remedy}")
         columns = [self.columns[name] for name in names]
         if missing := [column.index(None) for column in columns if None in column]:
-            raise DataError(f"a row has no {', '.join(keys)}", file=str(self.path), row=min(missing))
+            raise DataError(f"this row has no {', '.join(keys)}", file=str(self.path), row=min(missing))
         remedy = "remove the copies, or name every column that identifies a row: --on step,id"
         return _index_rows(columns, self.path, remedy)
 

@@ -81,14 +81,14 @@ def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str 
     kind = plain_type(kind)
     if layout == "wide" and (column.per_token or (column.kind is ColumnKind.PER_TOKEN_OR_SCALAR and is_list(kind))):
         if not is_list(kind):
-            return f"contains {describe_type(kind)} where lists, one element per token, are needed"
+            return f"contains {describe_type(kind)} instead of lists with one element per token"
         kind = plain_type(kind.value_type)
         if pa.types.is_null(kind):
             return None  # lists that are all empty may have the null type
     (depth, values), (wanted, wanted_depth, accepted) = classify(kind), _EXPECTED[column.kind]
     if depth == wanted_depth and (values in accepted or (not accepted and not pa.types.is_nested(kind))):
         return None
-    return f"contains {describe_type(kind)} ({kind}) where {wanted} are needed"
+    return f"contains {describe_type(kind)} ({kind}) instead of {wanted}"
 
 
 def is_text(kind: pa.DataType) -> bool:

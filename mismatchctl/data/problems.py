@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mismatchctl.core.batch import Floats, Ints
+from mismatchctl.core.formatting import format_count
 from mismatchctl.errors import DataError, wording
 
 SORT_REMEDY = "sort the rows by sequence_id and position (after run and step)"
@@ -59,7 +60,7 @@ class Fault:
 
     def _describe_all(self, rows: int, low: float, high: float) -> tuple[str, str] | None:
         every = f"all {rows:,} rows"
-        absent = "check response_mask: it may be 1 on padding, or the column was not recorded"
+        absent = "check whether response_mask is 1 on padding, and whether the column was recorded"
         span = f"{every} contain values from {low + 0.0:.3g} to {high:.3g}: these look like negative log-probs"
         above = f"{every} contain values above 0", "check the column: a log-prob is at most 0"
         if low >= 0:
@@ -70,7 +71,7 @@ class Fault:
             "log-prob above 0": above,
             "log-prob below all": (
                 f"{every} contain values that no policy gives",
-                "set response_mask to 0 for sentinels",
+                "set response_mask to 0 for placeholders",
             ),
             "NaN": (f"{every} contain NaN in valid tokens", absent),
             "null element": (f"{every} contain nulls in valid tokens", absent),
@@ -78,7 +79,7 @@ class Fault:
             "null list": (f"the list is null in {every}", "record the column, or leave it out"),
             "mask is not 0 or 1": (
                 f"{self.problem}; {every} have this problem",
-                "store 0 and 1: weights are not a mask",
+                "store 0 and 1 instead of weights",
             ),
             "missing": (f"the value is missing or not finite in {every}", "record the column, or leave it out"),
         }.get(self.reason.rpartition(": ")[2])
@@ -90,8 +91,8 @@ EXAMPLE_ROWS = 32
 """Maximum number of rows with lists of different lengths whose values are kept."""
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
 _ENDS = {
-    "last": "the lists agree from the start, so the surplus is at the end",
-    "first": "the lists agree from the end, so the surplus is at the start",
+    "last": "the lists agree from the start, so the extra elements are at the end",
+    "first": "the lists agree from the end, so the extra elements are at the start",
     "every second": "every second element of the longer list agrees",
 }
 
@@ -123,13 +124,13 @@ def describe_lengths(
         return None
     count = abs(int(apart[0]))
     longer, shorter = (column, reference) if apart[0] > 0 else (reference, column)
-    entries = "one entry" if count == 1 else f"{count} entries"
-    text = f"{longer} has {entries} more than {shorter} in every row"
+    entries = "one element" if count == 1 else f"{count} elements"
+    text = f"in every row, {longer} has {entries} more than {shorter}"
     end = find_surplus(pairs)
     if end not in ("first", "last"):
-        return text, f"store both for the same tokens: cut {entries} off {longer}"
-    extra = "the extra one is the" if count == 1 else "the extra ones are the"
-    return f"{text}; {extra} {end}", f"cut the {end} {'entry' if count == 1 else f'{count} entries'} off {longer}"
+        return text, f"store both columns for the same tokens: remove {entries} from {longer}"
+    extra = "the extra element is the" if count == 1 else "the extra elements are the"
+    return f"{text}; {extra} {end}", f"remove the {end} {entries.removeprefix('one ')} from {longer}"
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,9 @@ class LengthMismatch:
         one = next(one for one in self.examples if one.odd_column == name)
         if not name:
             lengths = ", ".join(f"{column} {length:,}" for column, length in one.lengths.items())
-            return f"no two columns agree in row {one.row:,} ({lengths})"
+            return f"in row {one.row:,}, all columns have different lengths ({lengths})"
         others = Counter(length for column, length in one.lengths.items() if column != name).most_common(1)[0][0]
-        return f"{name} has {one.lengths[name]:,} elements in row {one.row:,} where the other lists have {others:,}"
+        return f"in row {one.row:,}, {name} has {one.lengths[name]:,} elements and the other lists have {others:,}"
 
     def pattern(self) -> str:
         """Describe the common difference of the lengths of the two log-prob lists, or ""."""
@@ -186,10 +187,15 @@ class LengthMismatch:
         differences = {b - a for a, b in pairs}
         if len(differences) == 1:
             number = differences.pop()
-            return f"train_log_probs is always {abs(number)} {'longer' if number > 0 else 'shorter'}"
+            return (
+                f"train_log_probs is always {format_count(abs(number), 'element')} "
+                f"{'longer' if number > 0 else 'shorter'}"
+            )
         for name, lengths in zip(("rollout", "train"), map(set, zip(*pairs, strict=True)), strict=True):
             if len(lengths) == 1:
-                return f"{name}_log_probs always has {lengths.pop():,} elements in these rows, as if cut at a limit"
+                return (
+                    f"{name}_log_probs always has {lengths.pop():,} elements in these rows, as if it was cut at a limit"
+                )
         return ""
 
     def overlap(self) -> str:

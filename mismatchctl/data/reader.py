@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import TokenBatch
+from mismatchctl.core.formatting import format_count
 from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS
 from mismatchctl.data.blocks import (
     ADVANTAGES_COLUMN,
@@ -194,7 +195,11 @@ class Dump:
         if error.row is None or not first.reason.endswith("length differs"):
             return error
         patterns = [(one.count, [*filter(None, (one.pattern(), one.overlap()))]) for one in block.unequal.values()]
-        known = [f"in {count:,} such rows, {' and '.join(texts)}" for count, texts in patterns if texts]
+        known = [
+            f"in {format_count(count, 'row')} of unequal length, {' and '.join(texts)}"
+            for count, texts in patterns
+            if texts
+        ]
         problem = "; ".join([error.problem, *known])
         return DataError(problem, file=error.file, row=error.row, column=error.column, remedy=error.remedy)
 

@@ -325,10 +325,16 @@ def _choose_framework(
         raise ConfigError(f"{path}: this is a configuration of {load_framework(other).title}, not of {title}.")
     if likely:
         raise ConfigError(f"{path}: this file contains no correction key of {title}.")
-    names = [*dict.fromkeys(filter(None, [name, *guesses]))][:2] or [f"with one of {', '.join(ADAPTER_MODULES)}"]
+    names = [*dict.fromkeys(filter(None, [name, *guesses]))][:2] or [
+        f"NAME, where NAME is one of {', '.join(ADAPTER_MODULES)}"
+    ]
     likeliest = " or ".join(f"{option('framework')} {one}" for one in names)
     own = wording(python="correction", command="--correction")
-    raise ConfigError(f"{path}: unclear framework. Pass {likeliest}. Pass a correction of mismatchctl as {own}.")
+    raise ConfigError(
+        f"{path}: the framework of this file is unclear. Pass {likeliest}. If the file is a "
+        "correction of mismatchctl, "
+        f"pass it as {own}."
+    )
 
 
 def _read_correction(path: Path, written: NativeConfig) -> Correction:

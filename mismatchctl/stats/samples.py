@@ -177,7 +177,7 @@ def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
     if correction is not None:
         known = {m.key: TableMetric(m, f"{correction.name}/") for m in correction_metrics(correction)}
     if key not in known:
-        of = f" of correction {correction.name}" if correction is not None else ""
+        of = " of corrections" if correction is not None else ""
         raise ConfigError(f"no metric{of} is called {key!r}{suggestion(key, known)}; `mismatchctl metrics` lists them")
     return known[key]
 

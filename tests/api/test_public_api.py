@@ -428,7 +428,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "^rule 'k3:up': 'up' is not KEY=VALUE",
     ),
     "a configuration": (lambda: mm.lint(5), "found an int"),
-    "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: unclear framework. Pass framework "),
+    "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: the framework of this file is unclear. Pass framework "),
     "an object in a configuration": (
         lambda: mm.lint({"rollout_is": object()}),
         "^the mapping contains an object of type object",
@@ -536,7 +536,7 @@ def test_empty_tables_are_refused() -> None:
     for table in (columns, {name: np.zeros((0, 4)) for name in columns}, pl.DataFrame(columns), typed):
         with pytest.raises(
             mm.DataError,
-            match=r"the table in memory: (no row found in the file|the file does not contain rows); name a dump",
+            match=r"the table in memory: (no row found in the file|the file does not contain rows); pass a dump",
         ):
             mm.analyze(table)
     with pytest.raises(mm.DataError, match="contains only nulls"):

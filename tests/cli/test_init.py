@@ -116,7 +116,7 @@ def test_write_patches_once_with_a_backup(checkout: Path) -> None:
     assert legacy.index("self.recorder.write(") < legacy.index("if (\n")
     assert "                self.recorder.write(" in legacy  # with the indentation of the condition
     again = run("init", "verl", "--write", "--root", checkout, code=0)
-    assert "already there" in again.stderr
+    assert "already contain the code" in again.stderr
     assert {name: (checkout / name).read_text() for name in SOURCES} == patched
 
 
@@ -164,9 +164,9 @@ def test_a_separate_module_is_created(tmp_path: Path) -> None:
     ("words", "says"),
     [
         ("init trl --write", "pass this file with --patch FILE"),
-        ("init trl --patch other.py", "the snippet's insertion point is not in this file"),
+        ("init trl --patch other.py", "this file lacks the line at which"),
         ("init trl --patch latin.py", "expected a Python file in UTF-8"),
-        ("init trl --patch absent/x.py", "insertion point is not in this file"),
+        ("init trl --patch absent/x.py", "lacks the line at which"),
         ("init trl --gitlab", "only work with: mismatchctl init ci"),
         ("init verl --write --root .", "ray_trainer.py: not found"),
     ],

@@ -305,7 +305,11 @@ def test_files_of_two_frameworks_are_not_mixed(logs: Path) -> None:
         (["convert", "{logs}x", "{out}"], 4, "near names"),
         (["convert", "{strange}", "{out}"], 4, "Parquet"),
         (["convert", "{torch}", "{out}"], 4, "missing required column rollout_log_probs"),
-        (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "any column that can be joined"),
+        (
+            ["convert", "{logs}", "{out}", "--join", "{empty}"],
+            4,
+            "--join needs a Parquet file or a file of a framework",
+        ),
     ],
 )
 def test_mistakes_give_one_sentence(words: list[str], code: int, says: str, logs: Path, tmp_path: Path) -> None:

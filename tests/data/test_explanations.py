@@ -48,7 +48,7 @@ def minus(values: Lists) -> Lists:
     return (-np.array(values)).tolist()
 
 
-COMMON = "train_log_probs has one entry more than rollout_log_probs in every row; the extra one is the"
+COMMON = "in every row, train_log_probs has one element more than rollout_log_probs; the extra element is the"
 
 
 @pytest.mark.parametrize("groups", [ROWS, 7])
@@ -62,13 +62,13 @@ COMMON = "train_log_probs has one entry more than rollout_log_probs in every row
         (lambda r, t: (minus(r), minus(t)), "these look like negative log-probs; store them with the opposite sign"),
         (
             lambda r, t: ([[*x[:-1], np.nan] for x in r], t),
-            "all 64 rows contain NaN in valid tokens; check response_mask",
+            "all 64 rows contain NaN in valid tokens; check whether response_mask is 1 on padding",
         ),
         (lambda r, t: ([[*x[:-1], None] for x in r], t), "all 64 rows contain nulls in valid tokens"),
         (lambda r, t: ([[*x[:-1], -np.inf] for x in r], t), "all 64 rows contain infinite values in valid tokens"),
-        (lambda r, t: (r, [[*x, -1.0] for x in t]), f"{COMMON} last; cut the last entry off train_log_probs"),
-        (lambda r, t: (r, [[-1.0, *x] for x in t]), f"{COMMON} first; cut the first entry off train_log_probs"),
-        (lambda r, t: ([[-1.0, -1.0, *x] for x in r], t), "rollout_log_probs has 2 entries more than train_log_probs"),
+        (lambda r, t: (r, [[*x, -1.0] for x in t]), f"{COMMON} last; remove the last element from train_log_probs"),
+        (lambda r, t: (r, [[-1.0, *x] for x in t]), f"{COMMON} first; remove the first element from train_log_probs"),
+        (lambda r, t: ([[-1.0, -1.0, *x] for x in r], t), "rollout_log_probs has 2 elements more than train_log_probs"),
     ],
 )
 def test_faults_of_all_rows_are_reported_for_the_column(
@@ -90,7 +90,7 @@ def test_faults_of_all_rows_are_reported_for_the_column(
         ),
         (
             lambda r, t: (r, [[*x, *[-1.0] * (n % 2)] for n, x in enumerate(t)]),
-            "in 32 such rows, train_log_probs is always 1 longer and the lists agree from the start",
+            "in 32 rows of unequal length, train_log_probs is always 1 element longer and the lists agree from the",
         ),
         (lambda r, t: (r, [*t[:-1], [*t[-1], -1.0]]), "row 63, column train_log_probs: the list has 10 elements"),
         (lambda r, t: (r, [[*t[0][:-1], np.nan], *t[1:]]), "leave these tokens out with on_bad='mask'"),

@@ -73,7 +73,7 @@ def test_the_column_option_renames_columns(tmp_path: Path) -> None:
     run("analyze", tmp_path / "a.jsonl", *names, "--json", code=0)
     failed = run("analyze", tmp_path / "a.jsonl", code=4)
     assert "missing required column rollout_log_probs" in failed.stderr
-    assert "its columns are mine, other" in failed.stderr
+    assert "the columns of the file are mine, other" in failed.stderr
 
 
 def test_nan_is_read_from_json_and_csv(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_nan_is_read_from_json_and_csv(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(text + "\n" + text)
     (tmp_path / "a.csv").write_text('rollout_log_probs,train_log_probs\n"[-1.0, NaN]","[-1.0, -2.0]"\n')
     for name in ("a.jsonl", "a.csv"):
-        with pytest.raises(DataError, match=r"NaN in valid tokens|value is nan"):
+        with pytest.raises(DataError, match=r"NaN in valid tokens|valid token is nan"):
             opened(tmp_path / name)
 
 

@@ -128,13 +128,14 @@ def test_other_files_next_to_a_dump_are_skipped(tmp_path: Path) -> None:
 def test_parquet_files_without_log_probs_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"loss": [1.0]}), tmp_path / "losses.parquet")
     done = run("analyze", tmp_path, code=4)
-    assert "if this file is not a dump, name the dumps only; otherwise name the right column" in " ".join(
-        done.stderr.split()
+    assert (
+        "if the file is not a dump, pass only the dumps; if the column has another name, name the right column"
+        in " ".join(done.stderr.split())
     )
 
 
 def test_one_file_of_several_ranks_names_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not contain sequences; pass the folder"):
+    with pytest.raises(DataError, match="does not contain sequences; pass the whole folder"):
         convert_dump(MILES / "cp2/train_data/0_1.pt", tmp_path / "out.parquet")
 
 
@@ -143,7 +144,7 @@ def test_folders_with_both_dumps_of_miles_ask_for_one() -> None:
     done = run("analyze", MILES, code=4)
     words = " ".join(done.stderr.split())
     assert "is a file of miles-policy-loss, but" in words
-    assert "pass a folder of one framework" in words
+    assert "pass a folder with files of one framework" in words
 
 
 def test_micro_batches_of_miles_contain_three_policies(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_the_pattern_of_lengths_is_reported(tmp_path: Path) -> None:
     finding = found(faults.length_mismatch(MODELS["usual"], 41, 0.5), tmp_path)[0]
     assert "rollout_log_probs has" in finding.summary and "agree from the start" in finding.summary
     finding = found(faults.length_mismatch(MODELS["usual"], 41, 0.5, "first"), tmp_path)[0]
-    assert "always 1 longer" in finding.summary and "surplus is at the start" in finding.summary
+    assert "always 1 element longer" in finding.summary and "extra elements are at the start" in finding.summary
 
 
 def test_prompts_that_explain_rows_are_named(tmp_path: Path) -> None:

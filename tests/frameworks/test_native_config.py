@@ -101,7 +101,7 @@ def test_files_give_the_correction_of_their_framework(tmp_path: Path) -> None:
             "",
             "tis_imp_ratio_cap': it was replaced in 2025-10",
         ),
-        ({"weight": {"level": "token"}}, "", "unclear framework"),
+        ({"weight": {"level": "token"}}, "", "framework of this file is unclear"),
         ({"weight": {"level": "token"}}, "trl", "contains no correction key of trl"),
         ([1], "", "keys and values"),
         (MIS | {"tis_upper_bound": 10**400}, "", "more than 64 bits"),

@@ -198,10 +198,10 @@ def test_little_data_does_not_give_an_all_clear(confidence: str, level: str, sai
 def test_uncertain_findings_name_the_deciding_measurement() -> None:
     result = make_result(steps=[None])
     unsure = finding("moe_routing", "low")
-    unsure.rivals = [RivalCause(cause="numerical_noise", tell="rollout_experts and train_experts")]
+    unsure.rivals = [RivalCause(cause="numerical_noise", tell="record rollout_experts")]
     result.runs["run-a"].findings = [unsure]
     text = answers(result)["what to do"].text
-    assert text.endswith("the cause is uncertain; to find out, check rollout_experts and train_experts")
+    assert text.endswith("the cause is uncertain. To find out, record rollout_experts")
 
 
 @pytest.mark.parametrize(

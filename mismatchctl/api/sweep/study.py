@@ -61,10 +61,10 @@ class ThresholdAxis:
             low, high, number = float(parts[0]), float(parts[1]), int(parts[2])
         except (ValueError, IndexError):
             raise ConfigError(
-                f"{where} {path}={text}: a range is START:END:NUMBER or START:END:NUMBER:log, as in 1.1:4:30"
+                f"{where} {path}={text}: write a range as START:END:COUNT or START:END:COUNT:log, as in 1.1:4:30"
             ) from None
         if len(parts) > 4 or (len(parts) == 4 and parts[3] != "log"):
-            raise ConfigError(f"{where} {path}={text}: after START:END:NUMBER, only :log is allowed")
+            raise ConfigError(f"{where} {path}={text}: after START:END:COUNT, only :log is allowed")
         return cls.over(path, low, high, number, log=len(parts) == 4, where=f"{where} {path}={text}")
 
     @classmethod
@@ -73,7 +73,7 @@ class ThresholdAxis:
     ) -> ThresholdAxis:
         """Return an axis of `number` values from `low` to `high`, spaced linearly or geometrically."""
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
-            raise ConfigError(f"{where}: a range needs two different finite ends and a count of 2 to {MAX_POINTS:,}")
+            raise ConfigError(f"{where}: a range needs two different finite ends and 2 to {MAX_POINTS:,} values")
         if log and min(low, high) <= 0:
             raise ConfigError(f"{where}: a range on a log scale needs ends above 0")
         spaced = np.geomspace(low, high, number) if log else np.linspace(low, high, number)
@@ -239,7 +239,7 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
         if isinstance(holder, list):
             if not part.isdecimal() or int(part) >= len(holder):
                 entries = f"0 to {len(holder) - 1}" if len(holder) > 1 else "0 only" if holder else "none"
-                raise ConfigError(f"{where}: {so_far}: unknown entry {part!r}; the list has {entries}")
+                raise ConfigError(f"{where}: {so_far} has no entry {part}. Its entries: {entries}")
             key: Any = int(part)
         elif isinstance(holder, dict):
             if part in _FIXED_FIELDS and not depth:

@@ -372,11 +372,11 @@ def _explain_refusals(path: Path) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        message = str(error) if isinstance(error, DamagedError) else "it is damaged"
-        remedy = "the file is damaged or has another format: save it again"
-        if message.startswith(_REQUEST_PREFIX):
-            raise DataError(message, file=str(path), remedy="save plain tensors, arrays and numbers") from error
-        raise DataError(f"cannot be read: {message}", file=str(path), remedy=remedy) from error
+        message = f": {error}" if isinstance(error, DamagedError) else ""
+        remedy = "the file is damaged or has another format, so save it again"
+        if str(error).startswith(_REQUEST_PREFIX):
+            raise DataError(str(error), file=str(path), remedy="save plain tensors, arrays and numbers") from error
+        raise DataError(f"cannot be read{message}", file=str(path), remedy=remedy) from error
 
 
 def _open_bytes(path: Path) -> BytesIO | mmap.mmap:

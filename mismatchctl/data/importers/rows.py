@@ -113,7 +113,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 value = parse_json(decode_utf8(line), as_python_writes=True)
             except ValueError as error:
-                remedy = "the file was cut off or damaged: remove the line"
+                remedy = "the file was cut off or damaged, so remove this row"
                 raise DataError(f"not valid JSON: {error}", file=str(path), row=number, remedy=remedy) from None
             if not isinstance(value, dict):
                 remedy = "write one object per line, with the columns of one sequence"
@@ -238,7 +238,7 @@ def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
         raise DataError(f"cannot be read ({error.strerror})", file=str(path)) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         problem = f"does not have the layout of {layout.framework}'s files ({type(error).__name__}: {error})"
-        remedy = "name the framework that wrote the file with convert --from"
+        remedy = "pass the framework that wrote the file with convert --from"
         raise DataError(problem, file=str(path), remedy=remedy) from error
 
 
@@ -250,14 +250,18 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
     for name in layout_schema(layout).names:
         value = raw.get(layout.columns.get(name, name))
         if name in _LOG_PROB_COLUMNS and isinstance(value, np.ndarray) and value.dtype.kind in "biu":
-            remedy = "save them as float32: the bits of bfloat16 are not its values"
-            raise refuse(f"contains numbers ({value.dtype}) where floats are needed", name, remedy)
+            remedy = "save the values as float32, not the bits of bfloat16"
+            raise refuse(f"contains {value.dtype} values instead of floats", name, remedy)
         try:
             row[name] = _column_value(name, value, name in layout.token_versions)
         except (ArithmeticError, TypeError, ValueError) as error:
             raise refuse(f"contains a value that is not a number: {error}", name) from error
         if row[name] is None and name in NEEDED_COLUMNS:
-            raise refuse("the file does not contain this column", name, f"{layout.framework} needs it for {name}")
+            raise refuse(
+                "the file does not contain this column",
+                name,
+                f"mismatchctl reads {name} from this column of {layout.framework}",
+            )
     per_token = (*TOKEN_COLUMNS, *layout.token_versions)
     given = {name: row[name] for name in per_token if row.get(name) is not None and row[name].ndim}
     for name in given.keys() & layout.next_token:
@@ -278,9 +282,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
         raise refuse(f"a mask must contain only 0 and 1, found {what}", "response_mask", "save 0 and 1")
     given["response_mask"] = mask = given["response_mask"] > 0
     if problem := _find_row_misfit(layout, mask, raw.get("attention_mask")):
-        raise refuse(
-            problem, "response_mask", "if another framework wrote the file, name this framework with convert --from"
-        )
+        raise refuse(problem, "response_mask", "if another framework wrote the file, pass its name with convert --from")
     window = slice(0, length)
     if layout.prompt or layout.padding != "none":
         inside = np.flatnonzero(mask)

@@ -70,7 +70,7 @@ class ForeignRun:
             raise DataError(
                 problem,
                 file=str(path),
-                remedy="pass a folder of one framework, or choose the framework with convert --from",
+                remedy="pass a folder with files of one framework, or choose the framework with convert --from",
             )
         for batch in read_raw_batches(path, layout):
             batch = batch if self._join is None else self._join(batch, path)
@@ -86,9 +86,9 @@ class ForeignRun:
         if self._first is None and self._alone is not None:
             raise _incomplete_error("train", *self._alone)
         if self._first is None or not self._sequences:
-            remedy = f"name its framework with convert --from: {', '.join(all_layouts())}"
+            remedy = f"pass the name of its framework with convert --from: {', '.join(all_layouts())}"
             if self._first and self._first[1].duplicates:
-                remedy = "pass the folder: data that several ranks contain is read from one rank's file"
+                remedy = "pass the whole folder. Data that several ranks wrote is read from the file of one rank"
             problem = "does not contain sequences" if self._first else "does not contain a file of a known format"
             raise DataError(problem, file=self._place, remedy=remedy)
 

@@ -56,7 +56,7 @@ def _file_facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
     first = alike[0]
     total = {key: sum(getattr(check, key) for check in alike) for key in ("size", "rows", "sequences", "tokens")}
     if total["size"]:
-        counts = [(total["rows"], "row"), (total["sequences"], "sound sequence"), (total["tokens"], "valid token")]
+        counts = [(total["rows"], "row"), (total["sequences"], "valid sequence"), (total["tokens"], "valid token")]
         yield "contains", ", ".join([format_bytes(total["size"]), *(format_count(*each) for each in counts)])
     yield "run", first.run
     if first.layout is not None:
@@ -65,11 +65,13 @@ def _file_facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
     elif first.error is None:
         yield "left out", "other files of the same run contain the log-probs"
     columns = [
-        f"{column.name}: {column.dtype}{'' if column.actual == column.name else f', called {column.actual} there'}"
+        f"{column.name}: {column.dtype}{'' if column.actual == column.name else f', named {column.actual} in the file'}"
         for column in first.recognized
     ]
     for name, value in first.partition.items():
-        columns.append(f"{name}: from the folders' names" + ("" if len(alike) > 1 else f" ({format_label(value)})"))
+        columns.append(
+            f"{name}: from the names of the folders" + ("" if len(alike) > 1 else f" ({format_label(value)})")
+        )
     yield from add_heading("columns", columns)
     if first.absent:
         yield "absent", ", ".join(first.absent)
@@ -84,7 +86,7 @@ def _file_faults(check: FileCheck) -> Iterable[tuple[str, str]]:
         yield "left out", f"{name}: {why}"
     for bad in check.bad:
         many = format_count(bad.sequences, "sequence")
-        yield "bad data", f"{bad.reason} in {many}; first in row {bad.row}: {bad.problem}"
+        yield "bad data", f"{bad.reason} in {many}. First in row {bad.row}: {bad.problem}"
 
 
 def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True, following: str = "") -> Document:
