@@ -37,8 +37,8 @@ LIMITS = """
   refuses a file with such lists.
 - Small files can take long: `compare` needs 50 s for a file of 36 KB with 2 million sequences of one row each, and
   `analyze` needs 45 s for a file of 109 KB with 20 million empty rows.
-- If SIGKILL arrives while a command renames several outputs, some outputs can be new and others old. Each output is
-  complete.
+- If SIGKILL arrives while a command renames several outputs, some outputs can be new and others old. Even then, each
+  output is complete.
 """
 
 
