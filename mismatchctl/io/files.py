@@ -175,6 +175,11 @@ def make_temporary_folder() -> Path:
     return folder
 
 
+def remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _own_folders.discard(folder)
+
+
 def _new_temporary_file(target: Path) -> Path:
     _remove_stale_entries(target.parent)
     temporary = target.parent / f".mismatchctl-{_process_mark()}.tmp"

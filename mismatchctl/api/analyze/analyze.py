@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -37,7 +38,14 @@ from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Dtype, Framework, ReplayOptions
-from mismatchctl.io.files import PARQUET_METADATA, atomic_output, natural_key
+from mismatchctl.io.files import (
+    PARQUET_METADATA,
+    atomic_output,
+    explain_write_errors,
+    make_temporary_folder,
+    natural_key,
+    remove_folder,
+)
 from mismatchctl.io.stores import escape_unprintable
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, merge_parts, step_hash
 from mismatchctl.measure.columns import MISMATCH_NAME, correction_columns
@@ -60,7 +68,6 @@ from mismatchctl.results.model import PresetPoint, Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs
 
 if TYPE_CHECKING:
-    import polars as pl
     from typing_extensions import Unpack
 
 
@@ -423,40 +430,65 @@ _ROW_COLUMNS = ("run", "file", "row", "step", "sequence_id", "prompt_id", "rewar
 _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
-def write_sequences(
-    path: str | Path, tables: Iterable[pl.DataFrame], plan: MeasurePlan, factors: NormalizationFactors
-) -> None:
-    """Normalize the weights of per-sequence rows, which are in input order, and write a Parquet file."""
-    import polars as pl
+class SequenceFile:
+    """Writer of per-sequence rows, which stay on disk until the pass ends. Without a path, no file is written."""
 
-    frame = pl.concat([table.lazy() for table in tables], how="diagonal_relaxed")
-    named = {
-        f"_factor{index}": f"{correction.name}.weight"
-        for index, correction in enumerate(plan.corrections)
-        if correction.weight is not None and correction.weight.normalize != "none"
-    }
-    if named:
-        columns: dict[str, Any] = {key: [row[place] for row in factors] for place, key in enumerate(_JOIN_KEYS)}
-        columns |= {name: [row[3][int(name.removeprefix("_factor"))] for row in factors] for name in named}
-        table = pl.LazyFrame(columns, schema_overrides={"_scope": pl.UInt64})
-        joined = frame.join(table, on=list(_JOIN_KEYS), how="left", maintain_order="left")
-        scaled = [pl.col(weight) / pl.col(factor) for factor, weight in named.items()]
-        frame = joined.with_columns(scaled).drop(list(named))
-    frame = replace_nonfinite_in_table(frame.drop(_JOIN_KEYS))
-    with atomic_output(path) as temporary:
-        frame.sink_parquet(temporary, metadata=PARQUET_METADATA)
+    def __init__(self, path: str | Path | None, plan: MeasurePlan) -> None:
+        self._path, self._plan, self._parts = path, plan, list[Path]()
+
+    def __enter__(self) -> SequenceFile:
+        self._folder = None if self._path is None else make_temporary_folder()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            remove_folder(self._folder)
+
+    def write(self, batches: Sequence[bytes]) -> None:
+        """Store encoded batches, in input order."""
+        for batch in batches:
+            assert self._folder is not None
+            place = self._folder / f"{len(self._parts):08d}.arrow"
+            with explain_write_errors(place):
+                place.write_bytes(batch)
+            self._parts.append(place)
+
+    def finish(self, factors: NormalizationFactors) -> None:
+        """Normalize the weights and write the file."""
+        if self._path is None:
+            return
+        import polars as pl
+
+        frame = pl.concat(map(pl.scan_ipc, self._parts), how="diagonal_relaxed")
+        named = {
+            f"_factor{index}": f"{correction.name}.weight"
+            for index, correction in enumerate(self._plan.corrections)
+            if correction.weight is not None and correction.weight.normalize != "none"
+        }
+        if named:
+            columns: dict[str, Any] = {key: [row[place] for row in factors] for place, key in enumerate(_JOIN_KEYS)}
+            columns |= {name: [row[3][int(name.removeprefix("_factor"))] for row in factors] for name in named}
+            table = pl.LazyFrame(columns, schema_overrides={"_scope": pl.UInt64})
+            joined = frame.join(table, on=list(_JOIN_KEYS), how="left", maintain_order="left")
+            scaled = [pl.col(weight) / pl.col(factor) for factor, weight in named.items()]
+            frame = joined.with_columns(scaled).drop(list(named))
+        frame = replace_nonfinite_in_table(frame.drop(_JOIN_KEYS))
+        with atomic_output(self._path) as temporary:
+            frame.sink_parquet(temporary, metadata=PARQUET_METADATA)
 
 
-def build_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> pl.DataFrame:
-    """Return the sequences of a batch as rows for `write_sequences`."""
+def encode_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> bytes:
+    """Encode the sequences of a batch as compressed rows for `SequenceFile`."""
     import polars as pl
 
     frames = [
         pl.DataFrame({name: _column_values(values) for name, values in _row_columns(table, path, plan).items()})
         for table in tables
     ]
-    rows = pl.concat(frames, how="diagonal_relaxed")
-    return rows if rows["row"].is_sorted() else rows.sort("row", maintain_order=True)
+    encoded, rows = io.BytesIO(), pl.concat(frames, how="diagonal_relaxed")
+    rows = rows if rows["row"].is_sorted() else rows.sort("row", maintain_order=True)
+    rows.write_ipc(encoded, compression="lz4")
+    return encoded.getvalue()
 
 
 def _row_columns(columns: dict[str, NDArray[Any]], path: str, plan: MeasurePlan) -> dict[str, NDArray[Any]]:
@@ -520,7 +552,7 @@ class _AnalysisPart:
     causes: EvidenceCollector
     sums: Sums
     parts: StepTables
-    rows: list[pl.DataFrame]  # of sequences
+    rows: list[bytes]  # of sequences, see `encode_rows`
     gates: GateSums
 
     def __add__(self, other: _AnalysisPart) -> _AnalysisPart:
@@ -538,12 +570,12 @@ class _AnalysisPass:
 
     def __call__(self, batches: UnitBatches, run: str) -> _AnalysisPart:
         causes, sums, parts = self.causes.empty(), Sums(), StepTables()
-        rows: list[pl.DataFrame] = []
+        rows: list[bytes] = []
         gates: GateSums = {}
         for batch in batches.read(causes.watch) if self.watches else batches:
             reduced = reduce_batch(batch, run, self.plan)
             if self.plan.sequences:
-                rows.append(build_rows(reduced.sequences, batches.path, self.plan))
+                rows.append(encode_rows(reduced.sequences, batches.path, self.plan))
             sums = sums + replace(reduced, sequences=())
             if self.presets.corrections:
                 gates = merge_parts(gates, _measure_gates(batch, run, self.presets))
@@ -638,36 +670,35 @@ def analyze(
     work = _AnalysisPass(
         plan, causes.empty(), findings, framework is not None, replace(plan, corrections=(*rules.values(),))
     )
-    rows: list[pl.DataFrame] = []
-    for done, may_grow in reading.parts(work):
-        for groups, what in kept:
-            groups.add(getattr(done, what))
-            groups.close(may_grow)
-        rows += done.rows
-        gates = merge_parts(gates, done.gates)
-        causes.add(done.causes)
-    reading.require_tokens()
-    for groups, _ in kept:
-        groups.finish()
-    result = build_result(reading, plan, accumulator)
-    for name, run in result.runs.items():
-        growth = partial(fit_run_growth, run)
-        files = dump.paths
-        run.findings, run.sides = causes.findings(name, files, growth)
-        run.content = causes.content(name, files, run.findings)
-        points = dict(zip(rules, gates.get(name, ()), strict=False))
-        tokens = run.overall.metrics["tokens"].value or 0
-        run.presets = {
-            preset.name: PresetPoint.from_sums(tokens, *points[preset.gates].tolist()) for preset in drawn if tokens
-        }
-    summarize_runs(result, baseline)
-    result.warnings += reading.warnings
-    if framework is not None:
-        _add_replays(result, framework, replays)
-    if log is not None:
-        _add_run_log(result, log, replays)
-    if sequences is not None:
-        write_sequences(sequences, rows, plan, accumulator.factors)
+    with SequenceFile(sequences, plan) as rows:
+        for done, may_grow in reading.parts(work):
+            for groups, what in kept:
+                groups.add(getattr(done, what))
+                groups.close(may_grow)
+            rows.write(done.rows)
+            gates = merge_parts(gates, done.gates)
+            causes.add(done.causes)
+        reading.require_tokens()
+        for groups, _ in kept:
+            groups.finish()
+        result = build_result(reading, plan, accumulator)
+        for name, run in result.runs.items():
+            growth = partial(fit_run_growth, run)
+            files = dump.paths
+            run.findings, run.sides = causes.findings(name, files, growth)
+            run.content = causes.content(name, files, run.findings)
+            points = dict(zip(rules, gates.get(name, ()), strict=False))
+            tokens = run.overall.metrics["tokens"].value or 0
+            run.presets = {
+                preset.name: PresetPoint.from_sums(tokens, *points[preset.gates].tolist()) for preset in drawn if tokens
+            }
+        summarize_runs(result, baseline)
+        result.warnings += reading.warnings
+        if framework is not None:
+            _add_replays(result, framework, replays)
+        if log is not None:
+            _add_run_log(result, log, replays)
+        rows.finish(accumulator.factors)
     return result
 
 
