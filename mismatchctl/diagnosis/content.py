@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,8 +14,7 @@ from mismatchctl.data.blocks import Rows
 from mismatchctl.measure.cluster_table import Hashes, hash_content, hash_values, mix_hashes
 from mismatchctl.results.model import Finding, RunContent
 
-MODEL_COLUMNS, ENGINE_COLUMNS = ("model",), ("engine",)
-IDENTITY_COLUMNS = (*MODEL_COLUMNS, *ENGINE_COLUMNS)
+IDENTITY_COLUMNS = ("model", "engine")
 """Per-sequence columns that name the model and the inference engine."""
 _PROBES = 16
 _MOST_ROWS = 1 << 20
@@ -67,10 +66,8 @@ class SequenceHashes:
         if "token_ids" in rows.extra_columns:
             responses, identified = _hash_responses(rows, some, sizes, probe(slice(None))[1])
         own = hashes, sizes.astype(np.int64), rows.file[some], rows.rows[some]
-        return cls(
-            (own,), len(some), int(sizes.sum()), responses, identified,
-            _read_names(rows, MODEL_COLUMNS), _read_names(rows, ENGINE_COLUMNS),
-        )  # fmt: skip
+        models, engines = (_read_names(rows, column) for column in IDENTITY_COLUMNS)
+        return cls((own,), len(some), int(sizes.sum()), responses, identified, models, engines)
 
     def __add__(self, other: SequenceHashes) -> SequenceHashes:
         both = SequenceHashes(
@@ -139,13 +136,10 @@ def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[
     return int(hashes.sum(dtype=np.uint64)), len(some)
 
 
-def _read_names(rows: Rows, columns: Collection[str]) -> frozenset[str]:
-    found: set[str] = set()
-    for name in columns:
-        values = rows.columns.get(name)
-        if values is not None:
-            found |= {str(value) for value in set(values.tolist()) if value is not None and value == value}
-    return frozenset(sorted(found)[: 2 * _MOST_NAMES])
+def _read_names(rows: Rows, column: str) -> frozenset[str]:
+    values = set(rows.columns[column].tolist()) if column in rows.columns else set()
+    names = sorted({str(value) for value in values if value is not None and value == value})
+    return frozenset(names[: 2 * _MOST_NAMES])
 
 
 def describe_content(

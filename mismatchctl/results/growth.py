@@ -365,26 +365,23 @@ def _describe_change(fit: OnsetFit, names: Sequence[Label], metric: str, steps: 
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TokenTail:
-    """A robust statistic of the mismatch and the number of outlying tokens, per step. Undefined values are null."""
+def check_outliers(
+    growth: Growth,
+    labels: Sequence[Label],
+    values: Sequence[float | None],
+    p99: Sequence[float | None],
+    outliers: Sequence[float | None],
+) -> Growth:
+    """Compare a change of K3 with the change of a robust statistic, and add the number of tokens that cause the change.
 
-    p99: Sequence[float | None]  # 99th percentile of |log-prob difference|
-    outliers: Sequence[float | None]  # tokens whose two probabilities differ by more than a factor of 2
-
-
-def check_outliers(growth: Growth, labels: Sequence[Label], values: Sequence[float | None], tail: TokenTail) -> Growth:
-    """Compare a change of K3 with the change of a robust statistic.
-
-    If the two changes disagree, the number of tokens that cause the change is added.
-
-    A change by a few tokens counts only if the ranks of the steps also differ significantly, because standard errors do
-    not include how often such tokens occur.
+    `p99` is the 99th percentile of |log-prob difference| of each step, and `outliers` the number of tokens whose two
+    probabilities differ by more than a factor of 2. A change by a few tokens counts only if the ranks of the steps also
+    differ significantly, because standard errors do not include how often such tokens occur.
     """
     rows = [
-        (i, value, p99, count)
-        for i, (value, p99, count) in enumerate(zip(values, tail.p99, tail.outliers, strict=True))
-        if value and p99 and count is not None
+        (i, value, high, count)
+        for i, (value, high, count) in enumerate(zip(values, p99, outliers, strict=True))
+        if value and high and count is not None
     ]
     if growth.verdict not in ("grew", "fell", "uneven") or len(rows) < 2:
         return growth

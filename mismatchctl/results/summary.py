@@ -19,7 +19,7 @@ from mismatchctl.core.formatting import (
     format_number,
 )
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
-from mismatchctl.results.growth import Z_LIMIT, Growth, TokenTail, check_outliers, fit_growth
+from mismatchctl.results.growth import Z_LIMIT, Growth, check_outliers, fit_growth
 from mismatchctl.results.model import (
     MASKED_TOKENS,
     NOT_RECORDED,
@@ -91,18 +91,11 @@ def fit_run_growth(run: RunResult) -> Growth:
     none: list[float | None] = [None] * len(labels)
     values = series.value if series else none
     growth = fit_growth(labels, values, (series and series.se) or none)
-    tail = get_token_tail(run)
-    return growth if tail is None else check_outliers(growth, labels, values, tail)
-
-
-def get_token_tail(run: RunResult) -> TokenTail | None:
-    """Return the robust statistic and the number of outlying tokens of each step, if the Result has them."""
-    metrics = run.groups.metrics
     if not {"abs_diff_p99", "beyond_2", "tokens"} <= metrics.keys():
-        return None
+        return growth
     shares = zip(metrics["beyond_2"].value, metrics["tokens"].value, strict=True)
     outliers = [None if share is None or count is None else share * count for share, count in shares]
-    return TokenTail(metrics["abs_diff_p99"].value, outliers)
+    return check_outliers(growth, labels, values, metrics["abs_diff_p99"].value, outliers)
 
 
 RANGE_TEXTS: dict[RangeName, str] = {

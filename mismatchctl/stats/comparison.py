@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -313,31 +312,17 @@ def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3P
     return found
 
 
-def _bin_means(old: Float64s, tokens: Float64s) -> Iterator[tuple[slice, float]]:
-    """Yield the K3 per token of the baseline in each probability bin, or NaN."""
-    for bins in merge_bins(tokens.sum(axis=0)):
-        size = float(tokens[:, bins].sum())
-        yield bins, float(old[:, bins].sum()) / size if size else math.nan
-
-
-def _expected_k3(new_tokens: Float64s, old: Float64s, old_tokens: Float64s) -> Float64s:
-    """Return the K3 that each cluster would have with the baseline's bin means [n]."""
-    found = np.zeros(len(new_tokens))
-    for bins, mean in _bin_means(old, old_tokens):
-        found += mean * new_tokens[:, bins].sum(1)
-    return found
-
-
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None, bool]:
     """Return the relative rise of a mean within probability bins, its interval, and whether it is significant."""
-    expected = _expected_k3(new_tokens, old, old_tokens)
-    spread = np.zeros(len(old))
-    for bins, mean in _bin_means(old, old_tokens):
-        other = old_tokens[:, bins].sum(1)
-        if other.sum():
-            spread += (old[:, bins].sum(1) - mean * other) * new_tokens[:, bins].sum() / other.sum()
+    expected, spread = np.zeros(len(new_tokens)), np.zeros(len(old))  # K3 with the baseline's bin means, and its error
+    for bins in merge_bins(old_tokens.sum(axis=0)):
+        size = float(old_tokens[:, bins].sum())
+        mean = float(old[:, bins].sum()) / size if size else math.nan
+        expected += mean * new_tokens[:, bins].sum(1)
+        if size:
+            spread += (old[:, bins].sum(1) - mean * old_tokens[:, bins].sum(1)) * new_tokens[:, bins].sum() / size
     total = float(expected.sum())
     if not (total > 0 and math.isfinite(total) and math.isfinite(float(new.sum()))):
         return None, None, False

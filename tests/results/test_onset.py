@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mismatchctl.api.analyze.run_log import describe_order
-from mismatchctl.results.growth import Growth, TokenTail, check_outliers, fit_growth
+from mismatchctl.results.growth import Growth, check_outliers, fit_growth
 from tests.factories.growing_runs import LEVEL, SHAPES, simulate_run
 
 
@@ -58,7 +58,7 @@ def test_an_overshoot_is_part_of_the_change() -> None:
 def check(k3: list[float], p99: list[float], outliers: list[float], error: float = 0.03) -> Growth:
     labels = list(range(len(k3)))
     growth = fit_growth(labels, k3, [error * value for value in k3])
-    return check_outliers(growth, labels, k3, TokenTail(p99, outliers))
+    return check_outliers(growth, labels, k3, p99, outliers)
 
 
 def test_rare_tokens_are_not_growth() -> None:

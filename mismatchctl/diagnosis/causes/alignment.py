@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -327,12 +326,8 @@ def detect_retokenized(case: Case) -> Detection | None:
     )
 
 
-_PREFIX_MIN_SURPRISE = 20.0
-"""Nats. Two samples do not share a less probable prefix by chance."""
-
-
 def detect_mask_wrong(case: Case) -> Detection | None:
-    return _match_inverted_mask(case) or _match_prompt_in_mask(case) or _match_shared_prefix(case)
+    return _match_inverted_mask(case) or _match_prompt_in_mask(case)
 
 
 def _match_inverted_mask(case: Case) -> Detection | None:
@@ -386,50 +381,6 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
         where={"positions": "the beginning of the response"},
         examples=case.find_loudest(sequences),
         rivals={"unsampled_tokens": "read the first token_ids. A forced prefix of the response looks the same"},
-    )
-
-
-def _match_shared_prefix(case: Case) -> Detection | None:
-    """Find prompts whose responses share a longer prefix than by chance."""
-    ids = case.rows.extra_columns.get("token_ids")
-    if ids is None or case.rows.columns.get("prompt_id") is None:
-        return None
-    members: defaultdict[int, list[int]] = defaultdict(list)
-    for sequence in np.flatnonzero(case.counts > 0).tolist():
-        members[int(case.clusters[sequence])].append(sequence)
-    pairs = [sequences[:2] for sequences in members.values() if len(sequences) > 1]
-    prefix, hits, lengths = np.zeros(len(case.sound), np.bool_), [], []
-    for first, second in pairs:
-        one, two = (case.index[slice(*case.segments.offsets[s : s + 2])] for s in (first, second))
-        shorter = min(len(one), len(two))
-        differ = np.flatnonzero(ids[one[:shorter]] != ids[two[:shorter]])
-        common = int(differ[0]) if len(differ) else 0
-        surprise = -np.maximum(case.train, case.rollout)[one[:common]].sum()  # by the larger log-prob
-        if common and surprise > _PREFIX_MIN_SURPRISE:
-            hits.append(first)
-            lengths.append(common)
-            prefix[one[:common]] = prefix[two[:common]] = True
-    if len(hits) < max(3, 0.5 * len(pairs)):
-        return None
-    return Detection(
-        "medium",
-        f"for {len(hits)} of {len(pairs)} prompts, all responses begin with the same tokens (on average "
-        f"{np.mean(lengths):.0f}). The mask counts the prompt as response",
-        share=case.share(prefix),
-        evidence=(
-            make_fact("prompts", len(hits) / len(pairs), "share of prompts whose responses begin with the same tokens"),
-            make_fact("tokens_each", np.mean(lengths), "mean number of shared tokens"),
-            make_fact(
-                "nats",
-                _PREFIX_MIN_SURPRISE,
-                "limit: by chance, samples do not share a beginning with a probability below e^-20",
-            ),
-        ),
-        where={"positions": f"the first {int(np.median(lengths))} tokens"},
-        examples=np.array(hits[:3]),
-        rivals={
-            "unsampled_tokens": "read the first token_ids. A forced prefix of the response (a template) looks the same"
-        },
     )
 
 
@@ -502,7 +453,35 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
         tail[:] = ended[:] = False
     if not tallies and not ended.any() and not sentinels:
         return None
-    return _match_placeholders(case, cleaned, tallies, sentinels, tail, ended)
+    evidence, phrases, some = [], [], bool(ended.any())
+    for name, tally in sorted(tallies.items()):
+        kind, _, side = name.partition("_")
+        what = f"a {side} log-prob {_PLACEHOLDER_KINDS[kind]}"
+        evidence.append(make_fact(name, tally.tokens, f"number of valid tokens with {what}"))
+        phrases.append(f"{tally.tokens:,} valid tokens have {what}")
+    for (side, value), tokens in sentinels.items():
+        count, what = int(tokens.sum()), f"the {side} log-prob {value:g}"
+        evidence.append(make_fact(f"constant_{side}", count, f"number of valid tokens with {what}"))
+        phrases.append(f"{count:,} valid tokens have {what}, far from the other side's log-prob")
+    if some:
+        used = case.counts > 0
+        evidence.append(make_share_fact("ends", ended, used, "share of sequences whose last tokens lack a log-prob"))
+        values = cleaned.rollout[tail]
+        constant = f" (rollout: {values[0]:g})" if np.all(values == values[0]) else ""
+        share = percent(ended.sum() / max(used.sum(), 1))
+        phrases.append(f"in {share} of the sequences, the last tokens have a log-prob on one side only{constant}")
+    counted = sum(tally.tokens for tally in tallies.values()) / max(case.evidence.tokens, 1)
+    return Detection(
+        "high",
+        "; ".join(phrases),
+        share=max(case.share(~cleaned.sound | tail), min(1.0, counted)),
+        evidence=tuple(evidence),
+        where={"positions": "the end of the response"} if some else {},
+        examples=cleaned.find_loudest(ended),
+        places=tuple(place for tally in tallies.values() for place in tally.places)[:3],
+        rivals={"mask_wrong": "compare the mask with token_ids. The mask may count padding as valid"} if some else {},
+        leaves=cleaned.without(tail),
+    )
 
 
 def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
@@ -535,45 +514,6 @@ def _find_bad_ends(case: Case) -> Bools:
     if difference < least or difference < 5.0 * np.sqrt(last.sum() + before.sum()):
         return none
     return case.marked(ends[last] - 1)
-
-
-def _match_placeholders(
-    case: Case,
-    cleaned: Case,
-    tallies: dict[str, Tally],
-    sentinels: dict[tuple[str, float], Bools],
-    tail: Bools,
-    ended: Bools,
-) -> Detection:
-    evidence, phrases, some = [], [], bool(ended.any())
-    for name, tally in sorted(tallies.items()):
-        kind, _, side = name.partition("_")
-        what = f"a {side} log-prob {_PLACEHOLDER_KINDS[kind]}"
-        evidence.append(make_fact(name, tally.tokens, f"number of valid tokens with {what}"))
-        phrases.append(f"{tally.tokens:,} valid tokens have {what}")
-    for (side, value), tokens in sentinels.items():
-        count, what = int(tokens.sum()), f"the {side} log-prob {value:g}"
-        evidence.append(make_fact(f"constant_{side}", count, f"number of valid tokens with {what}"))
-        phrases.append(f"{count:,} valid tokens have {what}, far from the other side's log-prob")
-    if some:
-        used = case.counts > 0
-        evidence.append(make_share_fact("ends", ended, used, "share of sequences whose last tokens lack a log-prob"))
-        values = cleaned.rollout[tail]
-        constant = f" (rollout: {values[0]:g})" if np.all(values == values[0]) else ""
-        share = percent(ended.sum() / max(used.sum(), 1))
-        phrases.append(f"in {share} of the sequences, the last tokens have a log-prob on one side only{constant}")
-    counted = sum(tally.tokens for tally in tallies.values()) / max(case.evidence.tokens, 1)
-    return Detection(
-        "high",
-        "; ".join(phrases),
-        share=max(case.share(~cleaned.sound | tail), min(1.0, counted)),
-        evidence=tuple(evidence),
-        where={"positions": "the end of the response"} if some else {},
-        examples=cleaned.find_loudest(ended),
-        places=tuple(place for tally in tallies.values() for place in tally.places)[:3],
-        rivals={"mask_wrong": "compare the mask with token_ids. The mask may count padding as valid"} if some else {},
-        leaves=cleaned.without(tail),
-    )
 
 
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6

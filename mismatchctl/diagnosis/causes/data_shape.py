@@ -85,9 +85,7 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
     count, rows = int(tokens.sum()), np.bincount(case.sequence[tokens], minlength=case.size) > 0
     share = count / max(len(case.index), 1)
     before, after = float(case.k3.mean()), float(rest.k3.mean()) if len(rest.x) else 0.0
-    values = (
-        f"log-probs of both sides are {r:g}" if r == t else f"rollout log-probs are {r:g} and train log-probs {t:g}"
-    )
+    values = f"log-probs of both sides are {r:g}" if r == t else f"rollout log-probs are {r:g}, train log-probs {t:g}"
     diluted = before > 0 and abs(math.log(max(after / before, 1e-9))) > 0.02
     change = f". Without the padding, K3 is {format_number(after)} instead of {format_number(before)}"
     return Detection(

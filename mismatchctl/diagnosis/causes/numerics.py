@@ -165,8 +165,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     if balanced and plausible and not rounded:
         confidence = "high" if grows and z > 6.0 and case.noise < _CACHE_USUAL_NOISE else "medium"
     rivals = {
-        "numerical_noise": "sample the same prompts with the cache in bfloat16 (kv_cache_dtype=auto). Noise "
-        "then stays the same",
+        "numerical_noise": "sample again with kv_cache_dtype=auto: the noise then stays the same",
         "random_noise": "score a batch twice with the trainer. With dropout, the results differ",
         "weights_differ": "compare checksums of the weights on the two sides",
     }
@@ -354,8 +353,7 @@ def _match_impossible_tokens(case: Case) -> Detection | None:
         places=tally.places,
         rivals={
             "truncated_sampling": "check top_k, top_p and the sampling mask of the trainer",
-            "low_precision_logging": "check whether log_softmax is computed in float32. The logarithm of a "
-            "small float16 probability is -inf",
+            "low_precision_logging": "check that log_softmax is not computed in float16, which gives -inf",
         },
         outside_k3=True,
     )
@@ -381,9 +379,7 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
         f"the mean ratio is not 1 (E[ratio] - 1 = {lost:.2g}, which is {abs(z):.2g} standard errors). "
         f"{percent(abs(lost))} of the {more}'s probability is on tokens that the {fewer} does not have",
         evidence=(
-            make_fact(
-                "ratio_mean_minus_one", lost, "E[ratio] - 1 of tokens within the noise: 0 for equal vocabularies"
-            ),
+            make_fact("ratio_mean_minus_one", lost, "E[ratio] - 1 within the noise: 0 for equal vocabularies"),
             make_fact("z", z, "E[ratio] - 1 in standard errors"),
             make_fact("ratio_mean_z", ratio.z, against=abs(ratio.z) < _VOCABULARY_Z),
         ),
@@ -417,9 +413,7 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
     if case.noise < BFLOAT16_NOISE and shared < 0.04:
         return None
     bound = shared > _TOKEN_BOUND_SHARE
-    rivals = {
-        "weights_differ": "compare checksums of the weights. An adapter that one side has not merged looks the same"
-    }
+    rivals = {"weights_differ": "compare checksums of the weights. An adapter on one side looks the same"}
     if not bound:
         rivals["position_mismatch"] = _POSITION_SETTINGS
     return Detection(
@@ -544,8 +538,7 @@ def _match_tokens(case: Case) -> Detection | None:
         examples=examples,
         positions=np.array([first[int(row)] for row in examples]),
         rivals={
-            "padding_or_sentinel": "read both columns next to token_ids around these positions. A constant "
-            "points to placeholders",
+            "padding_or_sentinel": "read both columns at these positions. A constant points to placeholders",
             "edited_response": "decode these rows and compare the text with the engine's output",
         },
     )
@@ -583,9 +576,7 @@ def _match_rows(case: Case) -> Detection | None:
         evidence=(
             make_fact("sequences", share, "share of the rows whose two sides are farther apart"),
             make_fact("times", found.times),
-            make_fact(
-                "variance", found.variance, "variance of the log difference between rows: below 0.6 for one kind"
-            ),
+            make_fact("variance", found.variance, "variance of the rows' log difference: below 0.6 for one kind"),
         ),
         where={"sequences": percent(share)},
         examples=case.find_loudest(found.louder),

@@ -98,9 +98,7 @@ def detect_identical(case: Case) -> Detection | None:
         ),
         where=where,
         examples=np.flatnonzero(same)[:3],
-        rivals={
-            "numerical_noise": "recompute these rows with the trainer. If the results differ, the rows contain a copy"
-        },
+        rivals={"numerical_noise": "recompute these rows with the trainer. If they differ, the rows contain a copy"},
         leaves=case.without(same[case.sequence]),
     )
 
@@ -455,8 +453,7 @@ def detect_position_mismatch(case: Case) -> Detection | None:
         where={"positions": "late in the response"},
         examples=case.find_loudest(case.counts >= _POSITION_MIN_LENGTH, case.means(np.abs(case.scaled))),
         rivals={
-            "cache_quantization": "sample the same prompts with the cache in bfloat16. Errors of a quantized "
-            "cache accumulate too",
+            "cache_quantization": "sample again with the cache in bfloat16. Errors of a cache accumulate too",
             "edited_response": "compare the token ids of the two sides from the middle of the response on",
         },
         everywhere=True,

@@ -71,9 +71,7 @@ _TRUNCATED_QUANTILE = 0.005
 _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 30, 4.0
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
 """Probability of tokens with nuclei of about p; tolerance and spread of equal masses."""
-_MIN_P_NOTE = (
-    "the value of min-p needs the probability of the likeliest token, which only rollout_top_log_probs contain"
-)
+_MIN_P_NOTE = "the value of min-p needs the likeliest token's probability, which only rollout_top_log_probs contain"
 
 
 def detect_truncated_sampling(case: Case) -> Detection | None:
@@ -111,9 +109,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
         setting, told = _describe_tempered_setting(case, *power, nucleus)
     kept, below = float(np.exp(np.quantile(case.x, _TRUNCATED_QUANTILE))), float((case.x < 0).mean())
     plain = nucleus or kept < 0.8
-    rival = {
-        "other_vocabulary": "compare the vocabulary sizes of the two sides. Padding or banned tokens look the same"
-    }
+    rival = {"other_vocabulary": "compare the two vocabulary sizes. Padding or banned tokens look the same"}
     return Detection(
         "high" if plain and (one_sided or likely < -0.8) else "medium",
         f"{percent(below)} of the tokens have a higher log-prob in the rollout than in the trainer, because the "
@@ -156,9 +152,7 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
         f"the rollout keeps {percent(read.mass)} of the probability mass. Estimated setting: {read.setting}",
         share=_share_below(case),
         evidence=(
-            make_fact(
-                read.name or "kept_mass", read.value, "setting of the sampler, from its lists", interval=read.interval
-            ),
+            make_fact(read.name or "kept_mass", read.value, "setting, from the lists", interval=read.interval),
             make_fact("kept_mass", read.mass, kept),
             make_fact("ratio_mean_minus_one", ratio.excess, _CUT_MASS, against=ratio.z > _TRUNCATED_Z),
         ),
@@ -330,10 +324,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
             make_fact("z", ratio.z, "E[ratio] - 1 in standard errors"),
             make_fact("inverse_z", ratio.inverse_z, "E[1 / ratio] - 1 in standard errors"),
         ),
-        rivals={
-            "temperature": "check the engine's logprobs mode. If the trainer's temperature were wrong, E[ratio] "
-            "would be 1"
-        },
+        rivals={"temperature": "check the engine's logprobs mode. With a wrong trainer temperature, E[ratio] is 1"},
         leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
@@ -386,9 +377,7 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     if found is None or not found.bounded or not found.sure or found.likelier == "train":
         return None
     side = "rollout" if case.coherence.likely > 0 else "trainer"
-    why = (
-        "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances from each other"
-    )
+    why = "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances"
     return Detection(
         "medium",
         f"in the {side}, likely tokens have lower log-probs and unlikely tokens have higher log-probs, as with another "
@@ -510,10 +499,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         ),
         where={"tokens": "tokens that occurred earlier in their response", "side": side},
         examples=case.find_loudest(case.counts > 0, case.sums(np.abs(case.x) * again)),
-        rivals={
-            "weights_differ": f"check repetition_penalty, presence_penalty, frequency_penalty and "
-            f"logit_bias of the {side}"
-        },
+        rivals={"weights_differ": f"check the penalties and logit_bias of the {side}"},
         everywhere=sure,
     )
 
