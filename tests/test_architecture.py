@@ -29,7 +29,7 @@ MAX_LINES = 800
 FRAMEWORKS = sorted(path.parent.name for path in (PACKAGE / "frameworks").glob("*/presets.yaml"))
 
 ONLY_IN = {
-    "numba": ("core/compiler.py", "core/file_loops.py", "core/machine_code.py", "measure/kernels/loops.py"),
+    "numba": ("core/compiler.py", "core/machine_code.py", "measure/kernels/loops.py"),
     "torch": ("corrections/tensors.py", "measure/kernels/", "api/checkpoint.py"),
     "transformers": ("api/checkpoint.py",),
     "matplotlib": ("report/figures/matplotlib_backend.py", "report/notebook.py", "results/views.py"),

@@ -1,4 +1,4 @@
-"""Numba decorators of the compiled loops."""
+"""Numba decorators of the compiled loops, and the loops that read Parquet files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from llvmlite import ir
-from numba import float32, float64, int32, int64, njit, types
+from numba import float32, float64, int32, int64, njit, types, uint32
 from numba.extending import intrinsic
 
 LoopT = TypeVar("LoopT", bound=Callable[..., Any])
@@ -78,3 +78,100 @@ max_float, min_float = _make_extreme("llvm.maxnum"), _make_extreme("llvm.minnum"
 add_to_row = _make_row_adder()
 double_to_bits, bits_to_double = _make_bitcast(float64, int64), _make_bitcast(int64, float64)
 float_to_bits = _make_bitcast(float32, int32)
+
+
+@compile_loop
+def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
+    """Find the zeros among `count` one-bit levels of a page and return their number, or -1 if they are invalid."""
+    done = found = 0
+    while done < count:
+        header: Any = int64(0)
+        shift, more = 0, True
+        while more:
+            if at >= stop or shift > 28:
+                return -1
+            byte = int64(body[at])
+            header |= (byte & 127) << shift
+            at, shift, more = at + 1, shift + 7, byte > 127
+        length, left = header >> 1, count - done
+        covered = length
+        if header & 1:
+            if not 0 < length <= stop - at or 8 * length - left > 7:
+                return -1
+            covered = min(8 * length, left)
+            for group in range(length):
+                gone = ~int64(body[at + group]) & 255
+                place = 8 * group
+                while gone and place < covered:
+                    if gone & 1:
+                        if found == len(out):
+                            return -1
+                        out[found] = done + place
+                        found += 1
+                    gone, place = gone >> 1, place + 1
+            at += length
+        else:
+            if not 0 < length <= left or at >= stop or body[at] > 1:
+                return -1
+            if body[at] == 0:
+                if length > len(out) - found:
+                    return -1
+                for place in range(length):
+                    out[found + place] = done + place
+                found += length
+            at += 1
+        done += covered
+    return found if at == stop else -1
+
+
+@compile_loop
+def _find_levels_end(body: Any, at: int) -> int:
+    """Return the end of levels with a length prefix, or -1 if it is outside the page."""
+    if at < 0 or at + 4 > len(body):
+        return -1
+    end = at + 4
+    for place in range(4):
+        end += int64(body[at + place]) << (8 * place)
+    return end if end <= len(body) else -1
+
+
+@compile_loop
+def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
+    """Find the index of the first value of each list in a Parquet page with `count` levels.
+
+    Return the position in the page at which the values start.
+
+    If the levels are invalid or an output array is too small, the result is -1. `state` contains the numbers of lists
+    and values before the page, and whether the last list may continue. `state` is updated for the next page.
+    """
+    middle = _find_levels_end(body, 0)
+    end = _find_levels_end(body, middle)
+    if end < 0:
+        return -1
+    firsts = offsets[state[0] :]
+    made, without = find_zeros(body, 4, middle, count, firsts), find_zeros(body, middle + 4, end, count, empty)
+    if made < 0 or without < 0 or not (state[2] or (made > 0 and firsts[0] == 0)):
+        return -1
+    passed = 0
+    for i in range(made):
+        first = firsts[i]
+        firsts[i] = state[1] + first - passed
+        if passed < without and empty[passed] == first:  # an empty list has one level
+            if (firsts[i + 1] if i + 1 < made else count) != first + 1:
+                return -1
+            passed += 1
+    if passed < without:
+        return -1
+    state[0] += made
+    state[1] += count - without
+    state[2] = without == 0 or empty[without - 1] < count - 1
+    return end
+
+
+@compile_loop
+def join_split_bytes(body: Any, start: int, count: int, out: Any) -> None:
+    """Join four-byte values from separate streams of their first, second, ... bytes (byte stream split)."""
+    a, b = body[start : start + count], body[start + count : start + 2 * count]
+    c, d = body[start + 2 * count : start + 3 * count], body[start + 3 * count : start + 4 * count]
+    for i in range(count):
+        out[i] = uint32(a[i]) | uint32(b[i]) << uint32(8) | uint32(c[i]) << uint32(16) | uint32(d[i]) << uint32(24)

@@ -18,7 +18,7 @@ Bytes = NDArray[np.uint8]
 
 
 find_list_offsets, join_split_bytes = (
-    CompiledLoop("mismatchctl.core.file_loops", name) for name in ("find_list_offsets", "join_split_bytes")
+    CompiledLoop("mismatchctl.core.compiler", name) for name in ("find_list_offsets", "join_split_bytes")
 )
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
 """Maximum number of values per read, and bytes per page. Units are far smaller."""

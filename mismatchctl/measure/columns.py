@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core import losses
-from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.core.batch import Bools, Float64s, Floats, Segments, TokenBatch
 from mismatchctl.core.losses import LossTerm
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import (
@@ -197,47 +197,6 @@ class CorrectionFacts:
         """Return the shares of kept and rejected tokens per sequence, 0 for an empty sequence."""
         kept = self.kept / self.token_divisor
         return {"kept": kept, "rejected": (self.length > 0) - kept}
-
-
-def compute_correction_facts(
-    correction: Correction,  # the rules
-    ratios: Mapping[str, Ratios],  # by source of the correction
-    k3: Float64s,  # sum of the mismatch's K3 per sequence [S]
-    batch: TokenBatch,  # the block
-    plain: LossTerm | None = None,  # its uncorrected loss, if known
-    *,
-    losses: bool = False,  # True to compute the columns of the loss
-    all_inside: bool = False,  # assume that no token reaches a bound of a rule on tokens
-) -> CorrectionFacts:
-    applied = apply_correction(correction, ratios, batch, all_inside=all_inside)
-    weights, kept = applied.weights, applied.kept
-    sums = weight_sums(weights, kept)
-    squares = _squared_sums(
-        kept.counts,
-        sums["kept_excess"],
-        sums["squared_kept_excess"],
-        lambda: weights.total(weights.bounded**2, kept) if weights else kept.counts,
-    )
-    return CorrectionFacts(
-        length=batch.segments.sizes,
-        kept=kept.counts,
-        counted=applied.counted.counts,
-        kept_k3=kept_k3(kept, ratios, k3),
-        weight_sums=sums,
-        squared_kept_weight=squares,
-        extremes=_weight_extremes(weights, batch.segments),
-        rejected={
-            (gate, side): getattr(outcome, side).counts for gate, outcome in enumerate(applied.gates) for side in SIDES
-        },
-        catastrophic=_count_catastrophic(correction, ratios, batch),
-        checked=batch.segments.sizes + impossible_tokens(batch),
-        outcomes=batch.outcomes,
-        loss_sums=loss_columns(correction, applied, plain, batch) if losses else {},
-    )
-
-
-def kept_k3(kept: Selection, ratios: Mapping[str, Ratios], k3: Float64s) -> Float64s:
-    return np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios["train/rollout"].k3)
 
 
 def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
@@ -467,11 +426,11 @@ def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Col
 
 
 def correction_columns(
-    correction: Correction,  # the rules
+    correction: Correction,
     ratios: Mapping[str, Ratios],  # by source of the correction
     k3: Float64s,  # sum of the mismatch's K3 per sequence [S]
-    batch: TokenBatch,  # the block
-    plain: LossTerm | None = None,  # its uncorrected loss, if known
+    batch: TokenBatch,
+    plain: LossTerm | None = None,  # the uncorrected loss, if known
     *,
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
     all_tokens: bool = False,  # True to evaluate every token, as losses do
@@ -480,35 +439,58 @@ def correction_columns(
 
     Tokens are only evaluated in sequences with a token outside a bound. Other sequences use sums that are known.
     """
-    reached = (
-        np.arange(len(batch)) if all_tokens or losses else np.flatnonzero(sequences_near_bounds(correction, ratios))
-    )
-    few = len(reached) < len(batch)
-    found = _evaluate_columns(
-        correction,
-        compute_correction_facts(correction, ratios, k3, batch, plain, losses=losses, all_inside=few),
-        losses,
-    )
+    near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)
+    reached, few = np.flatnonzero(near), not near.all()
+    found = _evaluate_columns(correction, ratios, k3, batch, plain, losses, all_inside=few)
     if few and len(reached):
         part, own = batch.take(reached), {source: each.take(reached) for source, each in ratios.items()}
-        anew = _evaluate_columns(correction, compute_correction_facts(correction, own, k3[reached], part), losses)
-        found = _replace_sequences(found[0], reached, anew[0]), _replace_sequences(found[1], reached, anew[1])
+        for columns, anew in zip(
+            found, _evaluate_columns(correction, own, k3[reached], part, None, losses), strict=True
+        ):
+            for name, values in anew.items():
+                columns[name] = columns[name].copy()
+                columns[name][reached] = values
     return found
 
 
-def _evaluate_columns(correction: Correction, facts: CorrectionFacts, losses: bool) -> tuple[Columns, Columns]:
+def _evaluate_columns(
+    correction: Correction,
+    ratios: Mapping[str, Ratios],
+    k3: Float64s,
+    batch: TokenBatch,
+    plain: LossTerm | None,
+    losses: bool,
+    all_inside: bool = False,  # assume that no token reaches a bound of a rule on tokens
+) -> tuple[Columns, Columns]:
+    applied = apply_correction(correction, ratios, batch, all_inside=all_inside)
+    weights, kept = applied.weights, applied.kept
+    sums = weight_sums(weights, kept)
+    facts = CorrectionFacts(
+        length=batch.segments.sizes,
+        kept=kept.counts,
+        counted=applied.counted.counts,
+        kept_k3=np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios["train/rollout"].k3),
+        weight_sums=sums,
+        squared_kept_weight=_squared_sums(
+            kept.counts,
+            sums["kept_excess"],
+            sums["squared_kept_excess"],
+            lambda: weights.total(weights.bounded**2, kept) if weights else kept.counts,
+        ),
+        extremes=_weight_extremes(weights, batch.segments),
+        rejected={
+            (gate, side): getattr(outcome, side).counts for gate, outcome in enumerate(applied.gates) for side in SIDES
+        },
+        catastrophic=_count_catastrophic(correction, ratios, batch),
+        checked=batch.segments.sizes + impossible_tokens(batch),
+        outcomes=batch.outcomes,
+        loss_sums=loss_columns(correction, applied, plain, batch) if losses else {},
+    )
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
     for column in list_columns(correction, losses=losses):
         assert column.compute is not None
         found[column.merge][column.name] = column.compute(facts)
     return found["sum"], found["largest"]
-
-
-def _replace_sequences(columns: Columns, where: Ints, values: Columns) -> Columns:
-    replaced = {name: column.copy() for name, column in columns.items()}
-    for name, column in replaced.items():
-        column[where] = values[name]
-    return replaced
 
 
 @dataclass(frozen=True)

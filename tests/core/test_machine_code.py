@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.core import file_loops, machine_code
+from mismatchctl.core import compiler, machine_code
 from mismatchctl.core.machine_code import CompiledLoop
 from mismatchctl.io import process
 from mismatchctl.io.files import read_regular_file
@@ -80,7 +80,7 @@ def unsplit() -> None:
     """Join bytes in a new compiled loop, and compare with numpy."""
     body = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint8)
     found = np.zeros(1000, np.uint32)
-    assert CompiledLoop("mismatchctl.core.file_loops", "join_split_bytes")(body, 0, 1000, found) == 0
+    assert CompiledLoop("mismatchctl.core.compiler", "join_split_bytes")(body, 0, 1000, found) == 0
     assert found.tobytes() == body.reshape(4, 1000).T.tobytes()
 
 
@@ -114,7 +114,7 @@ def test_machine_code_of_another_user_or_loop_is_recompiled(made: list[int], tmp
         read_regular_file(kept, len(content), owners={os.getuid() + 1})
     levels, places = np.zeros(4, np.uint8), np.zeros(0, np.int64)
     for count in (3, 4):
-        CompiledLoop("mismatchctl.core.file_loops", "find_zeros")(levels, 0, 0, 0, places)
+        CompiledLoop("mismatchctl.core.compiler", "find_zeros")(levels, 0, 0, 0, places)
         assert len(made) == count
         (other,) = (tmp_path / "kept").glob("*.find_zeros-*")
         other.write_bytes(content)  # of another loop, whole and of the same sources
@@ -144,10 +144,10 @@ def test_machine_code_of_another_machine_version_or_source_is_recompiled(
     unsplit()
     with monkeypatch.context() as changed:
         if other == "source":
-            source = tmp_path / "file_loops.py"
-            source.write_bytes(machine_code._source_path("mismatchctl.core.file_loops").read_bytes() + b"#\n")
+            source = tmp_path / "compiler.py"
+            source.write_bytes(machine_code._source_path("mismatchctl.core.compiler").read_bytes() + b"#\n")
             origin = machine_code._source_path
-            changed.setattr(machine_code, "_source_path", lambda name: source if "loops" in name else origin(name))
+            changed.setattr(machine_code, "_source_path", lambda name: source if "compiler" in name else origin(name))
         else:
             environment = machine_code._compiler_environment()
             changed.setattr(machine_code, "_compiler_environment", lambda: environment + b"+")
@@ -194,13 +194,13 @@ def test_numba_runs_loops_without_cached_machine_code(
 
     monkeypatch.setattr(machine_code, missing, fail)
     body, found = np.arange(40, dtype=np.uint8), np.zeros(10, np.uint32)
-    CompiledLoop("mismatchctl.core.file_loops", "join_split_bytes")(body, 0, 10, found)
+    CompiledLoop("mismatchctl.core.compiler", "join_split_bytes")(body, 0, 10, found)
     assert found.tobytes() == body.reshape(4, 10).T.tobytes()
 
 
 def test_machine_code_without_the_loop_is_refused(made: list[int]) -> None:
     given = np.zeros(4, np.uint8), 0, 1, np.zeros(1, np.uint32)
-    code = machine_code._compile(vars(file_loops)["join_split_bytes"], given).partition(b"\n")[2]
+    code = machine_code._compile(vars(compiler)["join_split_bytes"], given).partition(b"\n")[2]
     with pytest.raises(LookupError, match="another"):
         machine_code._load_function(b"another\n" + code, given)
 

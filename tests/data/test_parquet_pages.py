@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from mismatchctl.core import file_loops
+from mismatchctl.core import compiler
 from mismatchctl.data import parquet_pages
 from mismatchctl.data.formats import ParquetContents
 from mismatchctl.io.parquet_footer import CompactReader
@@ -27,7 +27,7 @@ OUTSIDE: list[int] = []
 
 def bounded(name: str, **called: Any) -> Any:
     """Return a loop with bounds checks, also in the loops that it calls."""
-    function = getattr(file_loops, name).py_func
+    function = getattr(compiler, name).py_func
     return njit(boundscheck=True)(FunctionType(function.__code__, {**function.__globals__, **called}))
 
 
