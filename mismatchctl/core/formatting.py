@@ -60,10 +60,6 @@ def escape_github(text: str, *, of_property: bool = False) -> str:
     return text.replace(":", "%3A").replace(",", "%2C") if of_property else text
 
 
-def escape_xml(text: str) -> str:
-    return escape_terminal(text)
-
-
 def shorten(text: str, length: int) -> str:
     """Escape `text` and cut it to `length` characters, ending in an ellipsis."""
     text = escape_terminal(text)

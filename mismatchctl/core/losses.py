@@ -118,10 +118,6 @@ def topr_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: f
     return factor_loss(advantages, log_probs, weights)
 
 
-def drop_tokens(term: LossTerm, dropped: NDArray[np.bool_]) -> LossTerm:
-    return replace(term, losses=np.where(dropped, 0.0, term.losses), slope=np.where(dropped, 0.0, term.slope))
-
-
 def quadratic_penalty(x: Array, tau: float) -> LossTerm:
     return LossTerm(tau * x * x, 2 * tau * x)
 

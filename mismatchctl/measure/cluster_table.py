@@ -264,7 +264,9 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
     """Number the rows [S] from 0 by their previous number and then by their keys. Equal rows get equal numbers."""
     for values in keys:
         if values is not None and not _is_constant(values):
-            _, codes = find_distinct(_mark_missing(values))
+            if values.dtype == object:  # the marker of a missing value cannot be a name
+                values = np.array(["\0" if value is None else str(value) for value in values])
+            _, codes = find_distinct(values)
             _, labels = np.unique(labels * (codes.max(initial=0) + 1) + codes, return_inverse=True)
     return labels
 
@@ -276,13 +278,6 @@ def _is_constant(values: NDArray[Any]) -> bool:
     if values.dtype == object:
         return len(set(map(id, values.tolist()))) == 1
     return values.dtype.kind in "iu" and bool((values == values[0]).all())
-
-
-def _mark_missing(values: NDArray[Any]) -> NDArray[Any]:
-    """Replace missing values with a marker that cannot be a name."""
-    if values.dtype != object:
-        return values
-    return np.array(["\0" if value is None else str(value) for value in values])
 
 
 def to_plain_value(value: Any) -> LabelValue:

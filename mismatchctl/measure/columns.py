@@ -83,7 +83,8 @@ def _surrogate_term(
             dropped = np.abs(moved) > numbers["eps"]
         else:
             dropped = np.where(advantages > 0, moved > high, moved < -low)
-        return losses.drop_tokens(plain, dropped), dropped
+        own, slope = (np.where(dropped, 0.0, values) for values in (plain.losses, plain.slope))
+        return replace(plain, losses=own, slope=slope), dropped
     penalty = losses.quadratic_penalty(x, numbers.get("tau", 0.0))
     return replace(plain, losses=plain.losses + penalty.losses, slope=plain.slope + penalty.slope), none
 

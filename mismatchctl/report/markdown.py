@@ -8,7 +8,7 @@ from itertools import groupby
 from xml.etree import ElementTree as Xml
 
 from mismatchctl.api.gate import verdict as api
-from mismatchctl.core.formatting import escape_github, escape_xml
+from mismatchctl.core.formatting import escape_github, escape_terminal
 from mismatchctl.core.formatting import escape_markdown as escape
 from mismatchctl.report import document as doc
 
@@ -86,12 +86,12 @@ def junit_xml(verdict: api.Verdict) -> bytes:
     root = Xml.Element("testsuites", {"name": "mismatchctl gate"} | _outcome_counts(verdict.checks))
     for run, found in groupby(sorted(verdict.checks, key=lambda check: check.run), key=lambda check: check.run):
         checks = list(found)
-        suite = Xml.SubElement(root, "testsuite", {"name": escape_xml(run)} | _outcome_counts(checks))
+        suite = Xml.SubElement(root, "testsuite", {"name": escape_terminal(run)} | _outcome_counts(checks))
         for check in checks:
             _add_case(suite, check)
     first = root.find("testsuite/testcase")
     if verdict.notes and first is not None:
-        notes = "\n".join(f"warning: {escape_xml(note)}" for note in verdict.notes)
+        notes = "\n".join(f"warning: {escape_terminal(note)}" for note in verdict.notes)
         Xml.SubElement(first, "system-err").text = notes
     Xml.indent(root)
     return bytes(Xml.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
@@ -106,10 +106,8 @@ def _outcome_counts(checks: list[api.Check]) -> dict[str, str]:
 
 
 def _add_case(suite: Xml.Element, check: api.Check) -> None:
-    name = api.check_name(check)
-    case = Xml.SubElement(
-        suite, "testcase", {"classname": f"gate.{escape_xml(check.run)}", "name": escape_xml(name), "time": "0"}
-    )
+    classname, name = f"gate.{escape_terminal(check.run)}", escape_terminal(api.check_name(check))
+    case = Xml.SubElement(suite, "testcase", {"classname": classname, "name": name, "time": "0"})
     if api.outcome_label(check) in _JUNIT_ELEMENTS:
         words = {"message": api.check_sentence(check), "type": check.outcome}
         Xml.SubElement(case, _JUNIT_ELEMENTS[check.outcome], words).text = api.describe_basis(check)

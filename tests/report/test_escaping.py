@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import mismatchctl as mm
-from mismatchctl.core.formatting import escape_csv, escape_github, escape_markdown, escape_terminal, escape_xml
+from mismatchctl.core.formatting import escape_csv, escape_github, escape_markdown, escape_terminal
 from mismatchctl.io.yaml import parse_yaml
 from tests.cli.command import run
 from tests.factories.dumps import write_labeled_dump
@@ -126,7 +126,7 @@ def test_each_format_escapes_control_characters(text: str) -> None:
     assert "`" not in escape_markdown(text, code=True) and "|" not in escape_markdown(text, code=True).replace(
         "\\|", ""
     )
-    escape_xml(text).encode()
+    escape_terminal(text).encode()
 
 
 @pytest.mark.slow

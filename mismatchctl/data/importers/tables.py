@@ -368,17 +368,15 @@ def _array(value: Any, rows: int) -> pa.Array:
         return _to_lists(value)
     arrays = [one for one in value if isinstance(one, np.ndarray)]
     common = np.result_type(*arrays) if arrays and all(one.dtype.kind in "fiub" for one in arrays) else None
-    cells = [_to_cell(one, common) if isinstance(one, np.ndarray) else one for one in value]
+    cells = list(value)
+    for row, one in enumerate(cells):
+        if isinstance(one, np.ndarray):  # an array of one row, [1, T], is also one sequence
+            one = one[0] if one.ndim == 2 and one.shape[0] == 1 else one
+            cells[row] = _to_cells(one if common is None else one.astype(common, copy=False))
     try:
         return pa.array(cells)
     except OverflowError:  # ids above int64
         return pa.array(cells, pa.uint64())
-
-
-def _to_cell(row: NDArray[Any], common: np.dtype[Any] | None) -> Any:
-    """Convert the array of one sequence. An array of one row, `[1, T]`, is also one sequence."""
-    row = row[0] if row.ndim == 2 and row.shape[0] == 1 else row
-    return _to_cells(row if common is None else row.astype(common, copy=False))
 
 
 def _to_lists(values: NDArray[Any]) -> pa.Array:

@@ -503,7 +503,9 @@ class CorrectionFamily:
 
 def group_families(grid: CorrectionGrid) -> tuple[CorrectionFamily, ...]:
     kinds = [_number([_weight_kind(weight) for weight in grid.weights])]
-    kinds += [_number([_gate_kind(gate) for gate in variants]) for variants in grid.gates]
+    for variants in grid.gates:
+        rules = ((gate.model_dump(exclude={"keep", "inclusive"}), gate.is_veto) for gate in variants)
+        kinds.append(_number([(*fields.values(), is_veto) for fields, is_veto in rules]))
     of_point = np.stack([kind[places] for kind, places in zip(kinds, grid.places, strict=True)])
     _, firsts, inverse = np.unique(of_point, axis=1, return_index=True, return_inverse=True)
     alike: list[Ints] = []
@@ -543,10 +545,6 @@ def _weight_kind(weight: Weight | None) -> Hashable:
         return None
     normalization = weight.normalize, weight.normalize_over, weight.normalize_empty
     return weight.level, weight.source, normalization, weight.is_usual
-
-
-def _gate_kind(gate: Gate) -> Hashable:
-    return (*gate.model_dump(exclude={"keep", "inclusive"}).values(), gate.is_veto)
 
 
 def _can_be_binned(correction: Correction) -> bool:

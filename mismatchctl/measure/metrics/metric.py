@@ -327,7 +327,12 @@ def compute_quantiles(
     pair: PairSums, shares: Sequence[float], largest: float, *, with_intervals: bool = True
 ) -> list[Quantile]:
     """Return quantiles of |log ratio| over tokens within 0.8%, with intervals over clusters."""
-    filled, counts = pair.histogram.by_bucket() if with_intervals else _merge_buckets(pair)
+    if with_intervals:
+        filled, counts = pair.histogram.by_bucket()
+    else:
+        tokens = fold_signs(pair.histogram.by_bin()[0])
+        filled = np.flatnonzero(tokens)
+        counts = tokens[None, filled].astype(np.float64)
     if not len(filled):
         return [NO_QUANTILE] * len(shares)
     middles, together = np.minimum(_bin_middles()[filled], largest), np.cumsum(counts.sum(axis=0))
@@ -364,13 +369,6 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
     ends = np.where(np.isfinite(ends), ends, tails[:, None])  # all buckets agree
     few = np.isfinite(covers) | (total * tails < _FEW_TAIL_TOKENS)
     return ends, np.select([total * tails < _NO_TAIL_TOKENS, few], [LOWEST_COVERAGE, COVERAGE], np.nan)
-
-
-def _merge_buckets(pair: PairSums) -> tuple[Ints, Float64s]:
-    """Return the tokens of `Histogram.by_bucket`, summed over the buckets."""
-    tokens = fold_signs(pair.histogram.by_bin()[0])
-    filled = np.flatnonzero(tokens)
-    return filled, tokens[None, filled].astype(np.float64)
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:

@@ -154,14 +154,6 @@ def _weight_bias(t: Totals) -> Number:
     return np.where(np.abs(np.real(moved)) < _NO_BIAS * size, moved * 0.0, moved)
 
 
-def _ess_sequence(t: Totals) -> Number:
-    return _reliable_sum(t["sequence_weight"], t["sequences"]) ** 2 / (t["sequences"] * t["squared_sequence_weight"])
-
-
-def _gradient_norm(t: Totals) -> Number:
-    return np.sqrt(t["squared_gradient"] / t["squared_plain_gradient"]) * t["loss_tokens"] / t["loss_counted"]
-
-
 _COMMON_METRICS = read_metrics(
     "correction",
     {
@@ -170,7 +162,9 @@ _COMMON_METRICS = read_metrics(
         "weight_mean": lambda t: 1 + t["weight_excess"] / t["tokens"],
         "weight_std": std("weight_excess"),
         "ess_token": _ess_token,
-        "ess_sequence": _ess_sequence,
+        "ess_sequence": lambda t: (
+            _reliable_sum(t["sequence_weight"], t["sequences"]) ** 2 / (t["sequences"] * t["squared_sequence_weight"])
+        ),
         "rejected_tokens": lambda t: 1 - t["kept"] / t["tokens"],
         "loss_scale": lambda t: (t["kept"] + t["kept_excess"]) / t["counted"],
     },
@@ -185,7 +179,9 @@ _LOSS_METRICS = read_metrics(
         "gradient_cosine": lambda t: (
             t["gradient_product"] / np.sqrt(t["squared_gradient"] * t["squared_plain_gradient"])
         ),
-        "gradient_norm": _gradient_norm,
+        "gradient_norm": lambda t: (
+            np.sqrt(t["squared_gradient"] / t["squared_plain_gradient"]) * t["loss_tokens"] / t["loss_counted"]
+        ),
     },
 )
 
