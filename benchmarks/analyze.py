@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from mismatchctl.core.batch import TokenBatch
     from mismatchctl.corrections.model import Correction
     from mismatchctl.data.catalog import ReadUnit
-    from mismatchctl.measure.cluster_table import ClusterTable
     from mismatchctl.measure.reduction import MeasurePlan
+    from mismatchctl.measure.sums import ClusterTable
 
 ROOT = Path(__file__).parent.parent
 DECODE, BARE, CORRECTED = "decode of the two columns", "analyze, no correction", "analyze, five corrections"
@@ -131,10 +131,10 @@ def core_sums(batch: TokenBatch, plan: MeasurePlan) -> ClusterTable:
     """Add up the sequence columns of the mismatch and of each correction by cluster."""
     import numpy as np
 
-    from mismatchctl.measure.cluster_table import BatchTable, cluster_hashes
     from mismatchctl.measure.columns import correction_columns, pair_columns
     from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
     from mismatchctl.measure.reduction import correction_ratios
+    from mismatchctl.measure.sums import BatchTable, cluster_hashes
 
     table, first = None, np.zeros(len(batch), np.int64)
     for _, block in plan.kernel.split_blocks(batch):

@@ -18,8 +18,8 @@ from mismatchctl.core.ratios import LOG_RATIO_BOUND, compute_ratios
 from mismatchctl.corrections.application import apply_correction, gate_bounds
 from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
 from mismatchctl.measure.reduction import split_steps
+from mismatchctl.measure.sums import Hashes, cluster_hashes, hash_values, mix_hashes
 from mismatchctl.results.growth import NEAR_RISE, Ramps, step_blocks
 from mismatchctl.results.model import FreshBatch
 

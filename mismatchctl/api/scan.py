@@ -25,8 +25,8 @@ from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import BadDataPolicy, Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.registry import column_aliases
-from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.reduction import split_steps
+from mismatchctl.measure.sums import LabelValue
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Ints
 from mismatchctl.data.blocks import Rows
-from mismatchctl.measure.cluster_table import Hashes, hash_content, hash_values, mix_hashes
+from mismatchctl.measure.sums import Hashes, hash_content, hash_values, mix_hashes
 from mismatchctl.results.model import Finding, RunContent
 
 IDENTITY_COLUMNS = ("model", "engine")

@@ -15,7 +15,7 @@ from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.data.blocks import PIECE_TOKENS, Rows
 from mismatchctl.data.problems import LengthMismatch
 from mismatchctl.diagnosis.content import SequenceHashes
-from mismatchctl.measure.cluster_table import Hashes, merge_parts, mix_hashes
+from mismatchctl.measure.sums import Hashes, merge_parts, mix_hashes
 
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
 """Tokens of a run's sample: a share of the dump within bounds."""

@@ -17,21 +17,6 @@ from mismatchctl.core.ratios import Ratios
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, option
 from mismatchctl.io.stores import escape_unprintable
-from mismatchctl.measure.cluster_table import (
-    DETAILED_CAP,
-    GROUP_CAP,
-    OVERALL_CAP,
-    BatchTable,
-    ColumnSubject,
-    Hashes,
-    LabelValue,
-    TableAxis,
-    cluster_hashes,
-    hash_values,
-    merge_parts,
-    number_rows,
-    to_plain_value,
-)
 from mismatchctl.measure.columns import (
     MISMATCH_NAME,
     PAIR_COLUMNS,
@@ -50,7 +35,27 @@ from mismatchctl.measure.columns import (
 )
 from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, Kernel, PairTables, SequencePlaces
 from mismatchctl.measure.metrics.registry import FACETS, Facet
-from mismatchctl.measure.sums import MAX_ROWS, CellSums, PairCollector, PairSums, RunCollector, RunSums
+from mismatchctl.measure.sums import (
+    DETAILED_CAP,
+    GROUP_CAP,
+    MAX_ROWS,
+    OVERALL_CAP,
+    BatchTable,
+    CellSums,
+    ColumnSubject,
+    Hashes,
+    LabelValue,
+    PairCollector,
+    PairSums,
+    RunCollector,
+    RunSums,
+    TableAxis,
+    cluster_hashes,
+    hash_values,
+    merge_parts,
+    number_rows,
+    to_plain_value,
+)
 
 MOST_VALUES = 1024
 """Maximum number of values of a `--by` column."""

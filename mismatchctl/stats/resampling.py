@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.core.formatting import INTERVAL_LEVEL
-from mismatchctl.measure.cluster_table import Hashes, mix_hashes
+from mismatchctl.measure.sums import Hashes, mix_hashes
 from mismatchctl.stats.samples import ClusterSample, TableMetric
 
 REPLICATES = 1 << 15

@@ -14,11 +14,11 @@ from mismatchctl.core.bins import CAP_EXPONENTS, K3_CAPS, LAYER_K3, LAYER_TOKENS
 from mismatchctl.core.validation import LARGEST_SUM
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError, option, suggestion
-from mismatchctl.measure.cluster_table import Hashes, hash_values, mix_hashes
 from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.metrics.evaluation import pair_metrics
 from mismatchctl.measure.metrics.metric import Metric, Number, compute_intervals
 from mismatchctl.measure.metrics.registry import FACET_METRICS, MISMATCH_METRICS, correction_metrics
+from mismatchctl.measure.sums import Hashes, hash_values, mix_hashes
 from mismatchctl.results.model import Clusters, Groups, RunResult
 
 RECORD_REMEDY = "record the log-probs that the metric compares, and pass the dump instead of a Result"

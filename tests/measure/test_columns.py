@@ -6,7 +6,6 @@ import pytest
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.registry import find_preset
-from mismatchctl.measure.cluster_table import GROUP_CAP, TableAxis
 from mismatchctl.measure.columns import (
     MISMATCH_NAME,
     PAIR_COLUMNS,
@@ -19,6 +18,7 @@ from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel, PairTables, SequencePlaces
 from mismatchctl.measure.metrics.evaluation import closed_axis
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
+from mismatchctl.measure.sums import GROUP_CAP, TableAxis
 
 CORRECTIONS: tuple[Correction, ...] = tuple(find_preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2"))
 

@@ -9,11 +9,10 @@ from mismatchctl.core.batch import TokenBatch
 from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS, magnitude_bin, magnitude_edges, signed_bin
 from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.registry import find_preset
-from mismatchctl.measure.cluster_table import ClusterTable, hash_values, number_rows
 from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables
 from mismatchctl.measure.metrics.evaluation import Accumulator
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
-from mismatchctl.measure.sums import MAX_ROWS, Histogram, read_histograms
+from mismatchctl.measure.sums import MAX_ROWS, ClusterTable, Histogram, hash_values, number_rows, read_histograms
 from tests.factories.batches import batch_of
 
 CORRECTIONS: list[Correction] = [find_preset(name) for name in ("token_tis", "geo_rs")]

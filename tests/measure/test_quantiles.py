@@ -12,10 +12,9 @@ from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import MAGNITUDE_BINS, magnitude_edges, signed_bin
 from mismatchctl.core.formatting import INTERVAL_LEVEL
 from mismatchctl.core.ratios import Ratios
-from mismatchctl.measure.cluster_table import hash_values
 from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, PairTables, SequencePlaces
 from mismatchctl.measure.metrics.metric import compute_quantiles, worst_share
-from mismatchctl.measure.sums import PairCollector, PairSums
+from mismatchctl.measure.sums import PairCollector, PairSums, hash_values
 
 Floats = NDArray[np.float64]
 SHARES = (0.5, 0.9, 0.99, 0.999)

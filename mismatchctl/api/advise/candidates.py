@@ -22,9 +22,9 @@ from mismatchctl.data.blocks import TOKEN_IDS_COLUMN, Rows
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import load_framework, load_presets
-from mismatchctl.measure.cluster_table import cluster_hashes, hash_values, mix_hashes
 from mismatchctl.measure.metrics.metric import khat, khat_limit, tail_length
 from mismatchctl.measure.reduction import split_runs
+from mismatchctl.measure.sums import cluster_hashes, hash_values, mix_hashes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

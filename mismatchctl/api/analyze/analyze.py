@@ -47,7 +47,6 @@ from mismatchctl.io.files import (
     remove_folder,
 )
 from mismatchctl.io.stores import escape_unprintable
-from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, merge_parts, step_hash
 from mismatchctl.measure.columns import MISMATCH_NAME, correction_columns
 from mismatchctl.measure.kernels import Device, choose_kernel
 from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS, Kernel
@@ -62,7 +61,16 @@ from mismatchctl.measure.metrics.evaluation import (
 )
 from mismatchctl.measure.metrics.metric import Estimate
 from mismatchctl.measure.reduction import MeasurePlan, Sums, correction_ratios, reduce_batch, split_runs, split_steps
-from mismatchctl.measure.sums import PairSums, WorstRows
+from mismatchctl.measure.sums import (
+    ClusterTable,
+    ColumnSubject,
+    LabelValue,
+    PairSums,
+    TableAxis,
+    WorstRows,
+    merge_parts,
+    step_hash,
+)
 from mismatchctl.results import model
 from mismatchctl.results.model import PresetPoint, Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs

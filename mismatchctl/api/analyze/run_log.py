@@ -29,7 +29,7 @@ from mismatchctl.frameworks.glossary import find_certain_metric
 from mismatchctl.io.files import read_regular_file
 from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
-from mismatchctl.measure.cluster_table import LabelValue
+from mismatchctl.measure.sums import LabelValue
 from mismatchctl.results.growth import Growth, Label, fit_growth
 from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogComparison
 

@@ -15,7 +15,7 @@ from mismatchctl.core.batch import Float64s
 from mismatchctl.core.bins import LAYER_TOKENS
 from mismatchctl.core.formatting import format_number
 from mismatchctl.errors import option, wording
-from mismatchctl.measure.cluster_table import OVERALL_CAP
+from mismatchctl.measure.sums import OVERALL_CAP
 from mismatchctl.results.model import MASKED_TOKENS, Result, RunContent, RunResult, find_run, storage_types
 from mismatchctl.stats.samples import ClusterSample, build_run_sample
 

@@ -53,7 +53,7 @@ from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.io import __version__
 from mismatchctl.io.files import NextNumber, write_atomically
 from mismatchctl.io.stores import is_remote, normalize_path
-from mismatchctl.measure.cluster_table import OVERALL_CAP, Hashes
+from mismatchctl.measure.sums import OVERALL_CAP, Hashes
 from mismatchctl.results import model
 from mismatchctl.results.model import NOT_RECORDED, Groups, Result, RunResult, Value, find_run
 from mismatchctl.results.reader import is_result, read_result

@@ -38,7 +38,14 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError
-from mismatchctl.measure.cluster_table import (
+from mismatchctl.measure.grid import sums as grid_sums
+from mismatchctl.measure.grid.sums import ClosedFamily, FamilyCells, FamilyRunSums, FamilySums
+from mismatchctl.measure.grid.thresholds import CorrectionFamily, group_families
+from mismatchctl.measure.kernels import choose_kernel
+from mismatchctl.measure.metrics.evaluation import GroupCells, GroupMerger
+from mismatchctl.measure.metrics.registry import sweep_metrics
+from mismatchctl.measure.reduction import MeasurePlan, split_runs
+from mismatchctl.measure.sums import (
     GROUP_CAP,
     OVERALL_CAP,
     ClusterTable,
@@ -50,13 +57,6 @@ from mismatchctl.measure.cluster_table import (
     step_hash,
     step_hashes,
 )
-from mismatchctl.measure.grid import sums as grid_sums
-from mismatchctl.measure.grid.sums import ClosedFamily, FamilyCells, FamilyRunSums, FamilySums
-from mismatchctl.measure.grid.thresholds import CorrectionFamily, group_families
-from mismatchctl.measure.kernels import choose_kernel
-from mismatchctl.measure.metrics.evaluation import GroupCells, GroupMerger
-from mismatchctl.measure.metrics.registry import sweep_metrics
-from mismatchctl.measure.reduction import MeasurePlan, split_runs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -14,16 +14,6 @@ from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import Selection, Weights, measure_gate
 from mismatchctl.corrections.model import MISMATCH_SOURCE
-from mismatchctl.measure.cluster_table import (
-    GROUP_CAP,
-    OVERALL_CAP,
-    BatchRows,
-    ClusterTable,
-    PromptCounter,
-    cluster_hashes,
-    merge_parts,
-    mix_hashes,
-)
 from mismatchctl.measure.columns import (
     CorrectionFacts,
     Side,
@@ -56,6 +46,16 @@ from mismatchctl.measure.metrics.evaluation import (
 )
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.reduction import CellKey, MeasurePlan, correction_ratios, gather_cells, scope_hashes
+from mismatchctl.measure.sums import (
+    GROUP_CAP,
+    OVERALL_CAP,
+    BatchRows,
+    ClusterTable,
+    PromptCounter,
+    cluster_hashes,
+    merge_parts,
+    mix_hashes,
+)
 
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
 """Blocks are larger than elsewhere, because a block causes many calls per family. Values per point fit the cache."""

@@ -15,16 +15,6 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Float64s
 from mismatchctl.corrections.application import normalization_divisor
 from mismatchctl.corrections.model import Correction, Weight
-from mismatchctl.measure.cluster_table import (
-    GROUP_CAP,
-    ClusterTable,
-    ColumnSubject,
-    Hashes,
-    LabelValue,
-    PromptCounter,
-    TableAxis,
-    step_hash,
-)
 from mismatchctl.measure.columns import MISMATCH_NAME, PAIRS, Pair
 from mismatchctl.measure.metrics.metric import (
     NO_QUANTILE,
@@ -45,7 +35,19 @@ from mismatchctl.measure.metrics.registry import (
     correction_metrics,
 )
 from mismatchctl.measure.reduction import MeasurePlan, Sums, check_breakdown_values
-from mismatchctl.measure.sums import CellSums, PairSums, RunSums
+from mismatchctl.measure.sums import (
+    GROUP_CAP,
+    CellSums,
+    ClusterTable,
+    ColumnSubject,
+    Hashes,
+    LabelValue,
+    PairSums,
+    PromptCounter,
+    RunSums,
+    TableAxis,
+    step_hash,
+)
 
 _EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1 -> column with the number of tokens
 _FACTOR_COLUMNS = ("weight_excess", "tokens", "mean_excess", "sequences", "empty_sequences")
