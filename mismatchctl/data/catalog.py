@@ -79,7 +79,7 @@ class FileFooter:
 class DumpFile:
     """One file of a dump."""
 
-    index: int  # unique and ascending, see `_number_files`
+    index: int  # unique and ascending, see `plan_units`
     path: str  # as shown to users, without control characters
     run: str  # named by the path argument or by a Hive folder (`run=a/`)
     size: int
@@ -496,7 +496,11 @@ def plan_units(catalog: Catalog) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
             surveyed.append((file, _survey_file(file) if file.layout == "long" else None))
         except DataError as error:
             catalog.reject(error)
-    catalog.files = list(_number_files(file for file, _ in surveyed))
+    catalog.files = [  # numbered per run, so that a new file does not change the numbers of other or earlier files
+        replace(file, index=(rank << 32) + number)
+        for rank, (_, run) in enumerate(groupby((file for file, _ in surveyed), key=lambda file: file.run))
+        for number, file in enumerate(run)
+    ]
     units: list[ReadUnit] = []
     tables = []
     for file, (_, survey) in zip(catalog.files, surveyed, strict=True):
@@ -512,13 +516,6 @@ def plan_units(catalog: Catalog) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
             raise DataError(problem, file=paths[number], row=row, column="sequence_id", remedy=remedy)
         broken.setdefault(number, {})[row] = problem
     return tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken
-
-
-def _number_files(files: Iterable[DumpFile]) -> Iterator[DumpFile]:
-    """Number the files of each run, so that a new file does not change the numbers of other runs or earlier files."""
-    for rank, (_, run) in enumerate(groupby(files, key=lambda file: file.run)):
-        for number, file in enumerate(run):
-            yield replace(file, index=(rank << 32) + number)
 
 
 def _wide_units(file: DumpFile) -> list[ReadUnit]:

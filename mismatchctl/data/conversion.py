@@ -78,19 +78,34 @@ class JoinedColumns:
         if "prompt_id" in self.columns and derived:  # ids of another joined file are better
             batch = batch.drop_columns(["prompt_id"])
             added.append("prompt_id")
-        partial = all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added)
-        places = [self._find(keys, key, path, partial) for key in _list_keys(batch[name].to_pylist() for name in keys)]
-        self.found += sum(place is not None for place in places)
+        if keys not in self._rows:
+            columns = [self._table[self.columns[name]].to_pylist() for name in keys]
+            remedy = f"remove the copies; rows are matched by {', '.join(keys)}"
+            self._rows[keys] = _index_rows(columns, self._place, remedy)
+        rows, named = self._rows[keys], list(_list_keys(batch[name].to_pylist() for name in keys))
+        lost = next((key for key in named if key not in rows), None)
+        if lost is not None and not all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added):
+            which = ", ".join(f"{name} {value}" for name, value in zip(keys, lost, strict=True))
+            problem = f"{which} is not in {self._place}"
+            raise DataError(problem, file=str(path), remedy="pass a file of the same run")
+        self.found += sum(key in rows for key in named)
         known = next(batch[name] for name in REQUIRED_COLUMNS if name in batch.schema.names)
         if not pa.types.is_list(known.type):
             raise DataError("this file has one row per token, but a join needs one row per sequence", file=str(path))
+        places, lengths = pa.array(map(rows.get, named), pa.int64()), np.diff(known.offsets.to_numpy()).tolist()
         for name in added:
-            with self._explain(f"{name} cannot be read"):
-                values = self._table[self.columns[name]].take(pa.array(places, pa.int64())).to_pylist()
-            self._check(name, values, np.diff(known.offsets.to_numpy()).tolist(), batch, path)
-            column = pa.field(name, COLUMN_TYPES[name], nullable=name not in NEEDED_COLUMNS)
             with self._explain(f"the type of {name} is not {COLUMN_TYPES[name]}"):
-                batch = batch.append_column(column, pa.array(values, COLUMN_TYPES[name]))
+                values = self._table[self.columns[name]].take(places).to_pylist()
+                column = pa.array(values, COLUMN_TYPES[name])
+            for row, (value, length) in enumerate(zip(values, lengths, strict=True)):
+                if name not in TOKEN_COLUMNS or (value is None and name in PARTIAL_COLUMNS):
+                    continue
+                if value is None or len(value) != length or None in value:
+                    have = "no list" if value is None else "nulls" if None in value else f"{len(value)} values"
+                    which = f"sequence {batch['sequence_id'][row]}, which has {length} tokens"
+                    problem, remedy = f"{self._place} has {have} for {which}", "write one value per response token"
+                    raise DataError(problem, file=str(path), column=name, remedy=f"{remedy} in the joined column")
+            batch = batch.append_column(pa.field(name, column.type, nullable=name not in NEEDED_COLUMNS), column)
         return batch
 
     @contextmanager
@@ -99,37 +114,6 @@ class JoinedColumns:
             yield
         except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
             raise DataError(f"{problem}: {first_error_line(error)}", file=str(self._place)) from error
-
-    def _find(self, keys: tuple[str, ...], key: Key, path: Path, partial: bool) -> int | None:
-        if keys not in self._rows:
-            columns = [self._table[self.columns[name]].to_pylist() for name in keys]
-            remedy = f"remove the copies; rows are matched by {', '.join(keys)}"
-            self._rows[keys] = _index_rows(columns, self._place, remedy)
-        if key not in self._rows[keys] and not partial:
-            named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
-            problem = f"{named} is not in {self._place}"
-            raise DataError(problem, file=str(path), remedy="pass a file of the same run")
-        return self._rows[keys].get(key)
-
-    def _check(self, name: str, values: list[Any], lengths: list[int], batch: pa.RecordBatch, path: Path) -> None:
-        if name not in TOKEN_COLUMNS:
-            return
-        for row, (value, length) in enumerate(zip(values, lengths, strict=True)):
-            if value is None and name in PARTIAL_COLUMNS:
-                continue
-            if not isinstance(value, list) or len(value) != length or None in value:
-                have = (
-                    "no list" if not isinstance(value, list) else "nulls" if None in value else f"{len(value)} values"
-                )
-                problem = (
-                    f"{self._place} has {have} for sequence {batch['sequence_id'][row]}, which has {length} tokens"
-                )
-                raise DataError(
-                    problem,
-                    file=str(path),
-                    column=name,
-                    remedy="write one value per response token in the joined column",
-                )
 
 
 def _read_joined_tables(place: Path) -> Iterator[pa.Table]:

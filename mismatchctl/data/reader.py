@@ -67,19 +67,9 @@ def open_dump(
 ) -> Dump:
     """Open the files of a dump and divide them into parts. `Dump.read` decodes tokens later.
 
-    Args:
-        paths: files, folders, globs, Hive folders or tables in memory. Each is a separate run.
-        rename: canonical name -> name in the files, from `--column`.
-        aliases: framework name -> canonical name.
-        by: extra columns with one value per sequence, from `--by`.
-        wanted: optional columns that the caller uses.
-        watched: optional columns that are added to `Rows` without being checked.
-        on_bad: "error" raises for bad values and unusable files, "skip" leaves them out and counts them. "mask" masks
-            and counts tokens without a value (NaN or null) and raises for everything else.
-
-    Raises:
-        DataError: no data, or a file cannot be used.
-        ConfigError: a `--column` or `--by` does not fit the files.
+    `rename` maps canonical names to names in the files, and `aliases` framework names to canonical names. `wanted` are
+    optional columns that the caller uses. `watched` are added to `Rows` without being checked. `on_bad`: "error" raises
+    for bad data, "skip" leaves it out and counts it, and "mask" only masks and counts tokens without a value.
     """
     if on_bad not in get_args(BadDataPolicy):
         raise ConfigError(f"{option('on_bad')} must be error, skip or mask, found {on_bad!r}")
