@@ -89,11 +89,12 @@ class InputOptions(PairOptions):
         if self.paths:
             raise ConfigError("use either DUMPS or --rollout and --train")
         from mismatchctl.data.conversion import pair
+        from mismatchctl.data.formats import MemoryTable
 
-        paired = pair(*sides, self.keys)
-        for note in paired.notes:
+        table, notes = pair(*sides, self.keys)
+        for note in notes:
             out.print_message(note, quiet)
-        return [paired.source(*sides)]
+        return [MemoryTable.of(table, "{} with {}".format(*sides), run=sides[0].stem)]
 
     @property
     def rename(self) -> dict[str, str]:

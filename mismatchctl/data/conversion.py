@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from mismatchctl.core.schema import COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS, ColumnKind
 from mismatchctl.data.blocks import find_mismatched_lists
 from mismatchctl.data.catalog import DumpFile, read_footer, read_pieces
-from mismatchctl.data.formats import ListColumn, MemoryTable, is_list, to_plain_array
+from mismatchctl.data.formats import ListColumn, is_list, to_plain_array
 from mismatchctl.data.importers.rows import (
     BATCH_ROWS,
     COLUMN_TYPES,
@@ -251,12 +251,11 @@ def convert_dump(
 
 
 def convert_pair(rollout: Path, train: Path, out: Path, on: Sequence[str] = ()) -> ConversionResult:
-    paired = pair(rollout, train, on)
-    table = paired.table
+    table, notes = pair(rollout, train, on)
     with atomic_output(out) as temporary, open_parquet_writer(temporary, table.schema) as writer:
         writer.write_table(table, row_group_size=BATCH_ROWS)
     tokens = sum(_count_tokens(batch) for batch in table.to_batches())
-    return ConversionResult(len(table), tokens, passed_over=paired.notes)
+    return ConversionResult(len(table), tokens, passed_over=notes)
 
 
 def _count_tokens(batch: pa.RecordBatch) -> int:
@@ -275,15 +274,11 @@ _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logpr
 """Names of log-probs without a side. The option that names the file determines the side."""
 
 
-@dataclass(frozen=True)
-class PairedTable:
+class PairedTable(NamedTuple):
     """The joined table of two files."""
 
     table: pa.Table
-    notes: tuple[str, ...] = ()
-
-    def source(self, rollout: Path, train: Path) -> MemoryTable:
-        return MemoryTable.of(self.table, f"{rollout} with {train}", run=rollout.stem)
+    notes: tuple[str, ...]
 
 
 def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
