@@ -19,7 +19,7 @@ from mismatchctl.core.formatting import (
     format_number,
 )
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
-from mismatchctl.results.growth import Z_LIMIT, Growth, check_outliers, fit_growth
+from mismatchctl.results.growth import Z_LIMIT, Growth, Label, check_outliers, fit_growth
 from mismatchctl.results.model import (
     MASKED_TOKENS,
     NOT_RECORDED,
@@ -440,13 +440,14 @@ def percent(share: float | None) -> str:
     return "100%" if 0.9995 <= share <= 1 else f"{100 * share:.3g}%"
 
 
-def describe_onset(growth: Growth) -> str:
-    """Describe the change of a series at its onset. The string is empty without an onset."""
+def describe_onset(growth: Growth, last_step: Label = None) -> str:
+    """Describe the change of a series from its onset to the last step. The string is empty without an onset."""
     if growth.factor is None or growth.onset is None:
         return ""
     first, last = map(format_label, growth.onset_interval or (growth.onset, growth.onset))
     at = f"{format_label(growth.onset)}{'' if first == last else f' ({first}–{last})'}"
-    return f"{format_number(growth.before)} → {format_number(growth.value)}, onset at step {at}"
+    end = "" if last_step is None else f" at step {format_label(last_step)}"
+    return f"{format_number(growth.before)} → {format_number(growth.value)}{end}, onset at step {at}"
 
 
 def _describe_growth(growth: Growth) -> str:

@@ -144,9 +144,8 @@ def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:
     rows += [("base", found.against.text)] if found.against is not None else []
     over = run.groups.series("k3").value
     if len(over) > 1:
-        onset = summary.describe_onset(found.growth)
-        last = f"{onset}, last step {format_label(run.groups.labels[-1])}"
-        rows.append(("trend", last if onset else found.growth.text))
+        onset = summary.describe_onset(found.growth, run.groups.labels[-1])
+        rows.append(("trend", onset or found.growth.text))
     cause = summary.headline_finding(run.findings) or next(iter(run.findings), None)
     rows += _cause_rows(cause, run.findings) if causes and cause is not None else ()
     rows += [("log", text) for text in _describe_log(run)]
@@ -239,9 +238,9 @@ def _correction_notes(result: Result, run: RunResult, names: Sequence[str], *, a
         kept = run.groups.corrections.get(name, {}).get("kept_tokens")
         empty = [step for step, left in zip(steps, kept.value if kept else (), strict=False) if left == 0]
         if empty:
-            empties.append(f"{name} {len(empty)} (first: {format_label(empty[0])})")
+            empties.append(f"{name} in {format_count(len(empty), 'step')} (first: {format_label(empty[0])})")
     if empties:
-        yield f"steps with all tokens rejected: {', '.join(empties[:3])}"
+        yield f"all tokens rejected: {', '.join(empties[:3])}"
     for warning in result.warnings:
         if NO_MICRO_BATCHES in warning:
             text = f"{warning.partition(':')[0]}: weights normalized over the whole step (no micro_batch column)"
