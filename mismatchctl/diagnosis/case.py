@@ -150,10 +150,7 @@ class Case:
 
     @cached_property
     def spread(self) -> float:
-        """Return the standard deviation of normal logit noise that would have the same K3.
-
-        Heavy tails make this value larger than `noise`.
-        """
+        """Return the noise of the logits that would have the same K3. Heavy tails make it larger than `noise`."""
         doubt = -np.expm1(np.minimum(self.t, 0.0))
         power = float((doubt * doubt).sum())
         return float(np.sqrt(2 * self.k3.sum() / power)) if power > 0 else 0.0
@@ -237,10 +234,7 @@ class Case:
 
     @cached_property
     def suspicious_runs(self) -> ConstantRuns:
-        """Find runs of four or more equal log-probs that differ from the other side.
-
-        A single log-prob of 0 is enough if the trainer's log-prob is below -2.
-        """
+        """Find runs of four or more equal log-probs, or single zeros, that the other side contradicts."""
         found = [_find_constant_runs(self, values) for values in (self.r, self.t)]
         return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
 
@@ -292,11 +286,7 @@ class Case:
 
     @cached_property
     def certain_tokens_differ(self) -> bool:
-        """Return True if nearly certain tokens differ as much as other tokens.
-
-        This is the case if the log-probs themselves were changed. A change of logits moves log-probs in proportion to 1
-        - p.
-        """
+        """Return True if nearly certain tokens differ like others, so that log-probs were changed and not logits."""
         size, unsure = np.abs(self.x), (self.t > _UNSURE_RANGE[0]) & (self.t < _UNSURE_RANGE[1])
         if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
             return False
@@ -332,11 +322,7 @@ class Case:
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Return the correlation of the tokens' mean log ratio with the next update of the policy, and its z-score.
-
-        Stale weights differ in the direction of learning, and quantized weights do not. Without token_ids or
-        current_log_probs, the result is 0.
-        """
+        """Return the correlation of the tokens' mean log ratio with the policy's next update, and its z-score."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -536,10 +522,7 @@ def quantile_bins(values: NDArray[Any], number: int) -> Ints:
 
 
 class Calibration(NamedTuple):
-    """E[ratio] - 1 and E[1 / ratio] - 1, with their z-scores.
-
-    The first number is 0 if the rollout column belongs to the sampled tokens.
-    """
+    """E[ratio] - 1 (0 if the rollout column belongs to the sampled tokens) and E[1 / ratio] - 1, with z-scores."""
 
     excess: float
     z: float

@@ -40,11 +40,7 @@ class UnitRows(Protocol):
 
 @dataclass
 class EvidenceCollector:
-    """Collects the evidence of each run while its batches are read. Runs keep the order of the input.
-
-    `by` has the columns that may identify a worker, `tokens` the approximate tokens per run, `size` the sampled tokens
-    per run.
-    """
+    """Evidence of each run, in input order. `tokens` is the approximate size of a run, `size` that of its sample."""
 
     by: tuple[str, ...] = ()
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -95,10 +91,7 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Create a collector whose samples fit the size of a dump.
-
-    Token counts are rounded down to powers of two, so a growing dump keeps its sample until it has doubled.
-    """
+    """Create a collector. Token counts are powers of two, so that a growing dump rarely changes its sample."""
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run

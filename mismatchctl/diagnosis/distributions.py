@@ -177,10 +177,7 @@ def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> fl
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
-    """Return the range of all b for which the sum of b * moved - seen is 0 within its error.
-
-    `a` is the sum of `moved`.
-    """
+    """Return the range of b for which the sum of b * moved - seen is 0 within its error. `a` is the sum of `moved`."""
     clusters = np.bincount(case.clusters, weights=case.counts) > 0
     used = int(clusters.sum())
     if used < 2:

@@ -58,20 +58,14 @@ FlagFunction = Callable[[Rows], Mapping[str, Tally]]
 
 @dataclass(frozen=True)
 class RowSample:
-    """Whole rows with the lowest hashes of their content, with up to `size` tokens.
-
-    Equal rows have equal hashes, so duplicates are sampled together.
-    """
+    """Whole rows with the lowest hashes of their content, up to `size` tokens. Equal rows are sampled together."""
 
     parts: tuple[tuple[Hashes, Rows], ...]
     size: int
 
     @classmethod
     def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> RowSample:
-        """Sample some rows of a run with about `tokens` tokens.
-
-        Most rows with large hashes are dropped early, to save memory.
-        """
+        """Sample rows of a run with about `tokens` tokens. Most rows with large hashes are dropped early."""
         order = np.lexsort((rows.rows, rows.file, hashes))
         lengths = np.maximum(rows.segments.lengths[order], 1)  # a row without tokens takes memory too
         before = np.cumsum(lengths) - lengths
@@ -110,10 +104,7 @@ class RowSample:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence about one run: flagged tokens, sums by column and value, sampled rows and hashes.
-
-    `unfit` counts rows whose lists have different lengths. These rows are not part of any other number.
-    """
+    """Evidence about one run. `unfit` counts rows with lists of different lengths, which no other number includes."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     cells: LevelSums = field(default_factory=dict)

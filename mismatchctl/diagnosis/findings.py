@@ -150,10 +150,7 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
-    """Add to the summary the share of K3 that remains after the other causes are fixed.
-
-    Noise with a small share gets low confidence.
-    """
+    """Add the share of K3 that remains without the other causes. Noise with a small share gets low confidence."""
     share, own, detection = row.share_k3 or 0.0, float(row.case.k3.sum()), row.detection
     if row.cause.id == NOISE_CAUSE and share < _NOISE_SHARE:
         return replace(row, detection=replace(detection, confidence="low"))

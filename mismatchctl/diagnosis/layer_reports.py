@@ -1,7 +1,4 @@
-"""Read layer reports of Miles, SGLang, slime and msprobe, and find the first bad and the first diverging tensor.
-
-Each format has a reader. The reader returns `None` for a file of another format.
-"""
+"""Read layer reports of Miles, SGLang, slime and msprobe, and find the first bad and the first diverging tensor."""
 
 from __future__ import annotations
 
@@ -104,10 +101,7 @@ class Tensor(_Model):
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Tensors of one report in order of execution.
-
-    `again` describes how to compare some layers, and `unlayered` how to compare all layers.
-    """
+    """Tensors of one report in order of execution. `again` and `unlayered` describe the next comparison."""
 
     tool: str
     measure: str
@@ -398,17 +392,17 @@ def _make_msprobe_table(measure: str, rows: Sequence[Tensor], file: str, notes: 
 def _read_msprobe_cells(given: Sequence[Mapping[str, Any]], notes: Notes) -> tuple[list[Tensor], str]:
     """Return the rows that both sides have, and the name of their values."""
     cells = [{_column_key(name): value for name, value in cell.items()} for cell in given]
-    first: CsvCells = cells[0] if cells else {}
-    modes = ((value, measure) for name, value, measure in _MSPROBE_VALUES if name in first)
-    value, measure = next(modes, _MSPROBE_VALUES[-1][1:])
+    mode = next((name for name in _MSPROBE_MEASURES if cells and name in cells[0]), "npumd5")
     rows = []
     for cell in cells:
         name = str(cell.get("npuname"))
         if cell.get("benchname") in (None, "", "N/A"):
             notes.setdefault("is missing on the golden side, and Result passes", []).append(name)
         else:
-            rows.append(Tensor(name=name, layer=parse_layer(name), value=value(cell), why=_parse_flag(cell)))
-    return rows, measure
+            rows.append(
+                Tensor(name=name, layer=parse_layer(name), value=_msprobe_value(cell, mode), why=_parse_flag(cell))
+            )
+    return rows, _MSPROBE_MEASURES[mode]
 
 
 def _parse_flag(cell: CsvCells) -> str:
@@ -420,31 +414,24 @@ def _parse_flag(cell: CsvCells) -> str:
     return message.partition('", "')[0] or ("accuracy not reached" if missed else result)
 
 
-def _statistics_difference(cell: CsvCells) -> float | None:
-    norm = _parse_cell(cell.get("normrelativeerr"))
-    if norm != 0.0:
-        return norm
-    others = (_parse_cell(cell.get(name)) for name in ("maxrelativeerr", "minrelativeerr"))
-    return max((other for other in others if other is not None), default=0.0)
+_MSPROBE_MEASURES = {
+    "normrelativeerr": "relative error of the norm, or of the extrema if the norm agrees",
+    "maxabserr": "largest absolute difference over the largest magnitude",
+    "npumd5": "checksums: 0 equal, 1 different",
+}
+"""The column of each of msprobe's three modes, and the name of its values."""
 
 
-def _tensor_difference(cell: CsvCells) -> float | None:
-    difference = _parse_cell(cell.get("maxabserr"))
-    bounds = [_parse_cell(cell.get(name)) for name in ("benchmax", "benchmin")]
-    size = max((abs(bound) for bound in bounds if bound is not None), default=0.0)
-    return difference if difference is None or size == 0 else difference / size
-
-
-def _checksum_difference(cell: CsvCells) -> float | None:
-    return float(cell.get("npumd5") != cell.get("benchmd5")) if "npumd5" in cell else None
-
-
-_MSPROBE_VALUES = (
-    ("normrelativeerr", _statistics_difference, "relative error of the norm, or of the extrema if the norm agrees"),
-    ("maxabserr", _tensor_difference, "largest absolute difference over the largest magnitude"),
-    ("npumd5", _checksum_difference, "checksums: 0 equal, 1 different"),
-)
-"""Columns of the three modes of msprobe, with the value of a row and its name."""
+def _msprobe_value(cell: CsvCells, mode: str) -> float | None:
+    if mode == "npumd5":
+        return float(cell.get("npumd5") != cell.get("benchmd5")) if "npumd5" in cell else None
+    value = _parse_cell(cell.get(mode))
+    names = ("maxrelativeerr", "minrelativeerr") if mode == "normrelativeerr" else ("benchmax", "benchmin")
+    others = [other for name in names if (other := _parse_cell(cell.get(name))) is not None]
+    if mode == "normrelativeerr":
+        return max(others, default=0.0) if value == 0.0 else value
+    size = max(map(abs, others), default=0.0)
+    return value if value is None or size == 0 else value / size
 
 
 def _parse_cell(cell: Any) -> float | None:
@@ -482,10 +469,7 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
 
 
 def _sort_by_layer(given: Sequence[Tensor], rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sort by step in the given order, and then by layer.
-
-    The head comes after the layers, and other tensors before them.
-    """
+    """Sort by step in the given order, and then by layer. The head comes last, and other tensors come first."""
     steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in given))}
     last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
 

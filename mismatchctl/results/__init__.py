@@ -1,7 +1,4 @@
-"""The Result of an analysis: its model, reader, growth over the steps, summary and views.
-
-The renderer is registered here, so that `import mismatchctl` stays fast.
-"""
+"""The Result of an analysis. The renderer is registered here, so that `import mismatchctl` stays fast."""
 
 from __future__ import annotations
 

@@ -80,11 +80,7 @@ def running_median(height: Float64s) -> Float64s:
 
 
 def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Fit jumps and ramps that start and end at any steps [S] by weighted least squares.
-
-    Bad steps are left out. After the first fit, steps are flagged again by their distance from the fit. Indices refer
-    to all steps.
-    """
+    """Fit jumps and ramps between any steps [S] by weighted least squares, without bad steps."""
     fit = _fit_good_steps(where, height, error, ~bad)
     again = _flag_outliers(height - fit.at(where), 0.0)
     if not np.array_equal(again, bad):
@@ -138,10 +134,7 @@ def _scale(squares: float, count: int) -> float:
 
 
 def _list_candidates(count: int) -> NDArray[np.int64]:
-    """Return start and end of jumps and ramps [2, K], with durations in a geometric series.
-
-    In very long series, ramps start only at some of the steps.
-    """
+    """Return start and end of jumps and ramps [2, K]. In very long series, ramps start only at some of the steps."""
     powers = np.arange(0, math.log(count) / math.log(_DURATION_RATIO) + 1)
     durations = np.unique(np.rint(_DURATION_RATIO**powers).astype(np.int64))
     every = np.arange(count - 1)
@@ -173,10 +166,7 @@ def _fit_all(
 def _fit_squares(
     where: Float64s, height: Float64s, weight: Float64s, start: NDArray[np.int64], end: NDArray[np.int64], power: float
 ) -> Float64s:
-    """Return the weighted sum of squared residuals of each ramp.
-
-    Cumulative sums are used, so that each ramp takes constant time.
-    """
+    """Return the weighted squared residuals of each ramp. Cumulative sums give each ramp in constant time."""
     if power * np.ptp(height) > 100.0:
         return np.full(len(start), np.inf)  # the squares would overflow
     if power:
@@ -445,10 +435,7 @@ def step_blocks(count: int) -> list[NDArray[np.int64]]:
 
 
 def _is_uneven(height: Float64s, error: Float64s) -> bool:
-    """Return True if blocks of steps differ by more than their errors.
-
-    Return False if the errors are unknown.
-    """
+    """Return True if blocks of steps differ by more than their errors. Unknown errors give False."""
     if not error.any():
         return False
     blocks = step_blocks(len(height))

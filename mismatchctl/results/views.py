@@ -1,7 +1,4 @@
-"""Views of results: text, tables, JSON, and pages and figures through a registered renderer.
-
-The package `report/` implements the renderer, and `mismatchctl/__init__.py` registers it.
-"""
+"""Views of results: text, tables, JSON, and pages and figures through the renderer that `report/` implements."""
 
 from __future__ import annotations
 

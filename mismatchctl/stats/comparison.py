@@ -213,10 +213,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count tokens with a larger K3 than nearly all of the baseline's, by cluster.
-
-    If many tokens have such a K3, all counts are 0.
-    """
+    """Count tokens by cluster with a larger K3 than nearly all of the baseline's, or 0 if such tokens are common."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))

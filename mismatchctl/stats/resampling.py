@@ -65,10 +65,7 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Return the one-sided p-value of a test whether a number is above zero.
-
-    An undefined replicate counts as not above zero.
-    """
+    """Return the one-sided p-value of a number above zero. An undefined replicate counts as not above zero."""
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)
@@ -240,12 +237,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
 
 
 def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> tuple[float, float, float]:
-    """Maximize the exponent of the approximation by Newton's method.
-
-    The method can stop early, because each exponent gives a valid bound.
-
-    In the random total, each of `half` has a random sign, and about `chosen` of `single` are labeled new.
-    """
+    """Maximize the exponent of the approximation by Newton's method. Each exponent on the way gives a valid bound."""
     share = chosen / len(single) if len(single) else 0.5
     logit, unlabelled = math.log(share / (1 - share)), len(single) * math.log1p(-share)
 

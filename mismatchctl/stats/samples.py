@@ -144,11 +144,7 @@ class TableMetric:
 
 
 class _PrefixedTotals:
-    """Totals by name.
-
-    A name with the prefix takes precedence. `read` lists the names that a formula
-    reads, in order.
-    """
+    """Totals by name, preferably with the prefix. `read` lists the names that a formula reads, in order."""
 
     def __init__(self, prefix: str, found: Mapping[str, Number]) -> None:
         self.prefix, self.found = prefix, found

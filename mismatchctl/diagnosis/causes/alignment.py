@@ -23,11 +23,7 @@ _EDIT_SURE_SHARE, _EDIT_MOST = 0.03, 0.5
 
 @dataclass(frozen=True)
 class _Breaks:
-    """Sequences [S] whose columns agree over the first `split` [S] tokens and differ after them.
-
-    `after` flags the tokens after the split [N]. `level` is their mean |log ratio| [S], `position` the first of them
-    [S].
-    """
+    """Sequences [S] that agree over the first `split` tokens [S] and differ `after` them [N], with mean `level` [S]."""
 
     found: Bools
     split: Ints
@@ -214,11 +210,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Return the best shift of one column of each sequence against the other [S], and the agreement.
-
-    Shift k means that rollout[i + k] belongs to train[i]. 0 means that no shift is clearly better. The agreement is the
-    mean difference at this shift, divided by the median over all shifts.
-    """
+    """Return the shift k of each sequence [S] (rollout[i + k] fits train[i], or 0), and its relative difference."""
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths
@@ -356,10 +348,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
-    """Find responses that start with a constant.
-
-    Engines write a constant for prompt tokens, so the mask includes a prompt.
-    """
+    """Find responses that start with a constant, which engines write for prompt tokens."""
     every = case.suspicious_runs
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
@@ -628,10 +617,7 @@ def detect_engine_state(case: Case) -> Detection | None:
 
 
 def _correlation(case: Case, chosen: Bools) -> float:
-    """Return the correlation of the two columns on some tokens.
-
-    The correlation is positive if both columns score the same tokens.
-    """
+    """Return the correlation of the columns on some tokens: above 0 if both columns score the same tokens."""
     r, t = case.r[chosen], case.t[chosen]
     return float(np.corrcoef(r, t)[0, 1]) if len(r) > 2 and r.std() > 0 and t.std() > 0 else 0.0
 

@@ -1,7 +1,4 @@
-"""Tests for columns that do not contain the log-probs of the sampled tokens.
-
-Such a column has probabilities, cumulative sums, means, another log base, few digits, clipped values or other tokens.
-"""
+"""Tests for columns that contain other values than the log-probs of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -215,10 +212,7 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return the factor between the columns, if it is constant and neither 1 nor a base of a logarithm.
-
-    A temperature or a truncation does not give a constant factor.
-    """
+    """Return the factor between the columns, if it is constant and neither 1 nor the base of a logarithm."""
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
     def quotients(chosen: Bools) -> Float64s:

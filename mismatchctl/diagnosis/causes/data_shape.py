@@ -197,9 +197,7 @@ def detect_log_densities(case: Case) -> Detection | None:
             make_fact("spread", spread, "standard deviation of rollout_log_probs"),
         ),
         where={"column": "rollout_log_probs and train_log_probs"},
-        rivals={}
-        if sure
-        else {"wrong_sign": "check whether the code that writes the dump stores a log-prob or a loss"},
+        rivals={} if sure else {"wrong_sign": "check whether the code stores log-probs or losses"},
         leaves=case.without(case.sound),
     )
 

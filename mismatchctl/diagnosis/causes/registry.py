@@ -54,6 +54,7 @@ class Cause:
         return load_texts()[self.id]["advice"].replace("{settings}", f" ({'; '.join(known)})" if known else "")
 
 
+_VERSIONS, _LEARNING = ("rollout_version", "train_version"), ("token_ids", "current_log_probs")
 CAUSES: tuple[Cause, ...] = (
     Cause("length_mismatch", data_shape.detect_length_mismatch),
     Cause("constant_column", data_shape.detect_constant_column),
@@ -93,24 +94,11 @@ CAUSES: tuple[Cause, ...] = (
     Cause("other_model", numerics.detect_other_model),
     Cause("context_mismatch", rows.detect_context_mismatch, columns=("turn",)),
     Cause("position_mismatch", rows.detect_position_mismatch, in_layers=True),
-    Cause(
-        "weights_never_updated",
-        staleness.detect_weights_never_updated,
-        columns=("rollout_version", "train_version", "token_ids", "current_log_probs"),
-    ),
-    Cause(
-        "stale_policy",
-        staleness.detect_stale_policy,
-        columns=("rollout_version", "train_version", "advantages", "current_log_probs", "token_ids"),
-    ),
+    Cause("weights_never_updated", staleness.detect_weights_never_updated, columns=(*_VERSIONS, *_LEARNING)),
+    Cause("stale_policy", staleness.detect_stale_policy, columns=(*_VERSIONS, *_LEARNING, "advantages")),
     Cause("growing_mismatch", staleness.detect_growing_mismatch),
     Cause("stale_prefix", staleness.detect_stale_prefix, columns=("prompt_id",)),
-    Cause(
-        "quantized_rollout",
-        numerics.detect_quantized_rollout,
-        columns=("token_ids", "current_log_probs"),
-        in_layers=True,
-    ),
+    Cause("quantized_rollout", numerics.detect_quantized_rollout, columns=_LEARNING, in_layers=True),
     Cause("weights_differ", numerics.detect_weights_differ, columns=("token_ids",), in_layers=True),
     Cause("cache_quantization", numerics.detect_cache_quantization, columns=("token_ids",), in_layers=True),
     Cause("moe_routing", numerics.detect_moe_routing, columns=("rollout_experts", "train_experts"), in_layers=True),

@@ -331,10 +331,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
 
 
 def _compare_entropy(case: Case) -> Detection | None:
-    """Compare the mean negative log-prob with the recorded entropy.
-
-    The two are equal if the column belongs to the sampled tokens.
-    """
+    """Compare the mean negative log-prob with the recorded entropy, which are equal for sampled tokens."""
     entropy = case.token_column("entropy")
     filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounded columns agree too
     if entropy is None or case.reshaped or filled or case.noise > 0.1:

@@ -250,20 +250,20 @@ def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray]
 
 
 def detect_stale_step(case: Case) -> Detection | None:
-    found = measure_steps(case)
-    level, number = found.level, len(found.steps)
-    if number < 4 or found.freedom < number:
+    steps, level, errors, counts, freedom = measure_steps(case)
+    number = len(steps)
+    if number < 4 or freedom < number:
         return None
     away = level - np.median(level)
     usual = (np.median(np.abs(away)) / 0.6745) ** 2
-    extra = max(0.0, float(usual - np.median(found.error**2)))
-    error = np.sqrt(found.error**2 * (1 + 1.6 / number) + extra)
-    z = np.array([correct_for_tests(normal_z(float(t), found.freedom), number) for t in away / error])
-    out = (z > 5.0) & (away > math.log(1.35)) & (found.counts >= MIN_ROWS)
+    extra = max(0.0, float(usual - np.median(errors**2)))
+    error = np.sqrt(errors**2 * (1 + 1.6 / number) + extra)
+    z = np.array([correct_for_tests(normal_z(float(t), freedom), number) for t in away / error])
+    out = (z > 5.0) & (away > math.log(1.35)) & (counts >= MIN_ROWS)
     count = int(out.sum())
     if not count or count > 0.26 * number or out[-2:].all():
         return None  # many steps are no exception, and the last ones may start a change
-    names = [found.steps[i] for i in np.flatnonzero(out)]
+    names = [steps[i] for i in np.flatnonzero(out)]
     mine = np.array([step in names for step in case.column("step").tolist()], np.bool_)
     factor, last = math.exp(float(away[out].mean())), bool(out[-1])
     return Detection(
@@ -321,11 +321,10 @@ def _match_worker(case: Case, column: str) -> Detection | None:
 def detect_growing_mismatch(case: Case) -> Detection | None:
     if "weights_never_updated" in case.explained:
         return None  # the growth is its symptom
-    found = measure_steps(case)
-    steps, scale = found.steps, np.exp(found.level)
-    if len(steps) < 6 or found.freedom < len(steps):
+    steps, level, error, _, freedom = measure_steps(case)
+    if len(steps) < 6 or freedom < len(steps):
         return None  # the scatter within steps must be known
-    own = fit_growth(steps, scale.tolist(), (scale * found.error).tolist(), "abs_log_ratio")
+    own = fit_growth(steps, np.exp(level).tolist(), (np.exp(level) * error).tolist(), "abs_log_ratio")
     z = own.z or 0.0
     if own.verdict != "grew" or z < 5.0 or (own.factor or 0.0) < 1.25:
         return None
@@ -452,10 +451,7 @@ StepCells = dict[StepKey, Float64s]
 
 @dataclass(frozen=True)
 class Levels:
-    """The summed log mismatch (level) of groups of sequences [K], at equal length and uncertainty.
-
-    `variance` is the variance between the sequences of a group.
-    """
+    """Summed log mismatch of groups of sequences [K], at equal length and uncertainty, and its variance in a group."""
 
     counts: Float64s
     sums: Float64s
@@ -551,29 +547,18 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
     return sorted(rows, key=lambda row: -row.z)
 
 
-@dataclass(frozen=True)
-class StepLevels:
-    """The mean level of each numbered step, and its standard error."""
-
-    steps: list[Any]
-    level: Float64s
-    error: Float64s
-    counts: Float64s
-    freedom: float
-
-
-def measure_steps(case: Case) -> StepLevels:
+def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, float]:
+    """Return the numbered steps, their mean levels, standard errors and counts, and the degrees of freedom."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = {key: sums for key, sums in select_cells(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:
-        none = np.zeros(0)
-        return StepLevels([], none, none, none, 0.0)
+        return [], np.zeros(0), np.zeros(0), np.zeros(0), 0.0
     levels, steps = Levels.of(cells), sorted({step for step, _ in cells}, key=lambda step: float(step or 0))
     place = {step: at for at, step in enumerate(steps)}
     index = [place[step] for step, _ in cells]
     counts = np.maximum(np.bincount(index, levels.counts), 1)
     error = np.sqrt(levels.variance / counts)
-    return StepLevels([*steps], np.bincount(index, levels.sums) / counts, error, counts, levels.freedom)
+    return [*steps], np.bincount(index, levels.sums) / counts, error, counts, levels.freedom
 
 
 def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
