@@ -293,8 +293,7 @@ const watchSteps = (figure) => {
 const tableOf = (spec) => {
   const names = spec.x.named ? new Map(spec.x.ticks) : new Map();
   const heads = ["series", "name", spec.x.label || "x", spec.y.label || "y", "from", "to", "value"];
-  const bins = (mark) => spec.x.ticks && mark.labels.length === mark.y.length; // each label is one x value
-  const rows = spec.marks.flatMap((mark) => points(mark).map((row) => [spec.marks.length > 1 ? mark.name : "", bins(mark) ? "" : row.label, bins(mark) ? row.label : names.get(row.x) ?? row.x, row.y, row.low, row.high, row.value].map((cell) => cell ?? "")));
+  const rows = spec.marks.flatMap((mark) => points(mark).map((row) => [spec.marks.length > 1 ? mark.name : "", row.label, names.get(row.x) ?? row.x, row.y, row.low, row.high, row.value].map((cell) => cell ?? "")));
   const used = heads.map((_, place) => place).filter((place) => rows.some((row) => row[place] !== ""));
   return [heads, ...rows].map((row) => used.map((place) => row[place]));
 };

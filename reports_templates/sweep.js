@@ -36,8 +36,7 @@
       tile.append(name, element("dd", values[index][at], { className: "value" }));
       return tile;
     }));
-    const text = chosen.configs.points[at]?.[framework.value].map((line) => chosen.configs.lines[line]).join("\n");
-    part("config").textContent = text === undefined ? "# Configurations are written for the points of the Pareto front only." : text;
+    part("config").textContent = chosen.configs.points[at][framework.value].map((line) => chosen.configs.lines[line]).join("\n");
     cross();
   };
 

@@ -1,7 +1,4 @@
-"""The document model. Pages build documents, and the writers for HTML, terminal and Markdown print them.
-
-Pages contain strings from dumps as they are. The writers escape them.
-"""
+"""The document model. Pages build documents with strings from dumps as they are. The writers escape the strings."""
 
 from __future__ import annotations
 
@@ -46,23 +43,17 @@ def number_cell(value: float | None, unit: str = "", form: Callable[[Any], str] 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: heading, how to make a cell from an item, and the kind of its cells.
-
-    `make` is a function or the name of an attribute. It gives a cell, a text, a number or a label.
-    The terminal drops columns with the highest `drop` first. Columns with 0 always stay. Without `drop`, only HTML
-    shows the column. The terminal cuts the cells of `flexible` columns to the remaining width. `short` is the
-    heading on narrow media, `anchor` the glossary entry.
-    """
+    """A column of a table: heading, how to make a cell from an item, and the kind of its cells."""
 
     text: str
-    make: Callable[[Any], TableCell | str | float | None] | str = str
+    make: Callable[[Any], TableCell | str | float | None] | str = str  # a function, or the name of an attribute
     kind: str = "number"
-    drop: int | None = None
+    drop: int | None = None  # the terminal drops the highest first and never 0; only HTML shows columns without it
     unit: str = ""
     description: str = ""
-    anchor: str = ""
-    short: str = ""
-    flexible: bool = False
+    anchor: str = ""  # of the glossary entry
+    short: str = ""  # heading on narrow media
+    flexible: bool = False  # the terminal cuts the cells to the remaining width
 
     @property
     def numeric(self) -> bool:
@@ -90,11 +81,7 @@ class DocumentPart:
 
 @dataclass
 class Table(DocumentPart):
-    """A table.
-
-    The terminal shows `max_rows` rows, the rows with the largest first number. A `compact` table has no rule below its
-    headings. With `prose`, long cells wrap. `runs` contains the index of the run of each row.
-    """
+    """A table: columns, and a row of cells per item."""
 
     caption: str
     heads: Sequence[Column]
@@ -103,10 +90,10 @@ class Table(DocumentPart):
     sortable: bool = False
     title: str = ""
     folded: bool = False
-    prose: bool = False
-    max_rows: int = 0
-    runs: Sequence[int] = ()
-    compact: bool = False
+    prose: bool = False  # long cells wrap
+    max_rows: int = 0  # the terminal shows only the rows with the largest first number
+    runs: Sequence[int] = ()  # index of the run of each row
+    compact: bool = False  # without a rule below the headings
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
     @classmethod
@@ -161,42 +148,34 @@ class Note(DocumentPart):
 
 @dataclass
 class Card(DocumentPart):
-    """A finding, a check or a piece of advice.
+    """A finding, a check or a piece of advice. `lines` and `details` are pairs of a heading and a text."""
 
-    `mark` is a label before the title, such as a confidence, in the color of `level`. `lines` and `details` are pairs
-    of a heading and a text. On a page, details are folded. With `--verbose`, details replace the lines.
-    """
-
-    mark: str
+    mark: str  # label before the title, such as a confidence, in the color of `level`
     level: str
     title: str
     text: str = ""
     tag: str = ""
     lines: Sequence[tuple[str, str]] = ()
-    details: Sequence[tuple[str, str]] = ()
+    details: Sequence[tuple[str, str]] = ()  # folded on a page; with --verbose, they replace the lines
 
 
 def add_heading(heading: str, lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Pair the first line with the heading, and the other lines with an empty heading."""
     return [("" if place else heading, line) for place, line in enumerate(lines)]
 
 
 @dataclass
 class Facts(DocumentPart):
-    """Pairs of a name and a text. In the terminal, a positive `series` is drawn on a log scale before the text.
-
-    `wrong` has the indices of rows that need attention.
-    """
+    """Pairs of a name and a text."""
 
     rows: Sequence[tuple[str, str]]
-    series: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    wrong: Collection[int] = ()
+    series: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # drawn before the text of a name
+    wrong: Collection[int] = ()  # indices of rows that need attention
     reach: int = field(default=TERMINAL_AND_PAGE, kw_only=True)
 
 
 @dataclass
 class Code(DocumentPart):
-    """A configuration or a command, as it is."""
+    """A configuration or a command."""
 
     name: str
     text: str
@@ -205,16 +184,12 @@ class Code(DocumentPart):
 
 @dataclass
 class Figures(DocumentPart):
-    """Figures side by side. Missing figures are dropped.
-
-    `axes` has the name of the threshold of each figure, for the script of a sweep. With `runs`, the reader of the page
-    can choose the drawn runs. `height` is in pixels, where 0 means the default.
-    """
+    """Figures side by side. Missing figures are dropped."""
 
     figures: Any  # figures, or None
-    axes: Sequence[str] = ()
-    runs: bool = False
-    height: int = 0
+    axes: Sequence[str] = ()  # name of the threshold of each figure, for the script of a sweep
+    runs: bool = False  # the reader of the page can choose the drawn runs
+    height: int = 0  # in pixels; 0 means the default
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -232,23 +207,19 @@ class Explorer(DocumentPart):
 
 @dataclass
 class Section(DocumentPart):
-    """A section with its parts, which can be sections. Without a title, no heading is printed.
-
-    On a page, a `folded` section opens on a click. With `opened`, the section is open at first. A `terminal` section is
-    not on pages. `level` is FAIL, CHECK or OK, `run` the index of the run, and `series` a sparkline in the heading.
-    """
+    """A section with its parts, which can be sections. Without a title, no heading is printed."""
 
     title: str
     anchor: str
     parts: list[Any] = field(default_factory=list)
     lead: str = ""
     note: str = ""
-    folded: bool = False
-    opened: bool = False
-    terminal: bool = False
-    level: str = ""
-    series: Sequence[float | None] = ()
-    run: int | None = None
+    folded: bool = False  # opens on a click
+    opened: bool = False  # a folded section that is open at first
+    terminal: bool = False  # not on pages
+    level: str = ""  # FAIL, CHECK or OK
+    series: Sequence[float | None] = ()  # sparkline in the heading
+    run: int | None = None  # index of the run
 
     def add(self, *parts: DocumentPart | None) -> Section:
         self.parts += filter(_has_content, parts)
@@ -271,7 +242,6 @@ def scale_sparkline(values: Sequence[float | None], width: int) -> list[float | 
 
 
 def is_shown(part: DocumentPart, reach: int) -> bool:
-    """Return True if the medium shows the part, or any part of a section."""
     return part.reach <= reach and (not isinstance(part, Section) or any(is_shown(one, reach) for one in part.parts))
 
 
@@ -308,11 +278,9 @@ class Document:
 
     def parts(self, kind: type[Any]) -> Iterator[Any]:
         """Yield the parts of one type in the order of the page."""
-        return (part for part in iterate_parts(self.sections) if isinstance(part, kind))
-
-
-def iterate_parts(parts: Iterable[DocumentPart]) -> Iterator[DocumentPart]:
-    """Yield the parts and, recursively, the parts of sections."""
-    for part in parts:
-        yield part
-        yield from iterate_parts(part.parts if isinstance(part, Section) else ())
+        waiting: list[Any] = self.sections[::-1]
+        while waiting:
+            part = waiting.pop()
+            waiting += part.parts[::-1] if isinstance(part, Section) else ()
+            if isinstance(part, kind):
+                yield part

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ _SPARK_WIDTH = 60
 def render_html(page: Document) -> str:
     """Return the page as HTML. The same document gives the same bytes."""
     found = [figure for part in page.parts(Figures) for figure in part.figures]
-    places = {id(figure): place for place, figure in enumerate(found)}  # a page of several results may repeat names
     data = script_json(page_data(found)) if found else ""
     libraries = ("vendor/d3.min", "vendor/plot.umd.min") if found else ()
     own = ("sweep",) if any(page.parts(Explorer)) else ()
@@ -36,10 +36,8 @@ def render_html(page: Document) -> str:
     anchors = {cell.anchor for table in tables for row in (table.heads, *table.rows) for cell in row}
     anchors |= {anchor for part in page.parts(Explorer) for anchor in part.anchors}
     glossary = {anchor: find_metric(anchor[2:], anchor[0]) for anchor in sorted(anchors - {""})}
-    return render_page(
-        "document.html.j2", page, own, libraries, figures=data, glossary=glossary,
-        place_of=lambda figure: places[id(figure)],
-    )  # fmt: skip
+    places = map(str, count())  # the template draws the figures in their order
+    return render_page("document.html.j2", page, own, libraries, figures=data, glossary=glossary, places=places)
 
 
 def render_page(template: str, page: Any, own: Sequence[str] = (), libraries: Sequence[str] = (), **more: Any) -> str:
@@ -84,7 +82,6 @@ def script_json(data: Any) -> Markup:
 
 
 def _remaining_details(card: Card) -> list[tuple[str, str]]:
-    """Return the details of a card that differ from its lines."""
     shown = {text for _, text in card.lines} | {card.text}
     return [(heading, text) for heading, text in card.details if text not in shown]
 
@@ -114,10 +111,8 @@ def keep_numbers_whole(text: str) -> Markup:
 
 
 def _escape_value(value: Any) -> Any:
-    """Escape invisible characters of a printed value."""
     return escape_terminal(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _escape_lines(text: str) -> Markup:
-    """Escape a string but keep its line breaks."""
     return Markup("\n").join(escape(escape_terminal(line)) for line in text.split("\n"))

@@ -20,7 +20,6 @@ MAX_MARKDOWN_ROWS = 20
 
 
 def render_markdown(document: doc.Document) -> str:
-    """Return the document as Markdown that ends with a newline."""
     head = document.headline
     blocks = [f"### mismatchctl{f' {head.subtitle}' if head.subtitle else ''}: {escape(head.title)}"]
     blocks += [escape(", ".join(head.facts))] if head.facts else []
@@ -88,7 +87,14 @@ def junit_xml(verdict: api.Verdict) -> bytes:
         checks = list(found)
         suite = Xml.SubElement(root, "testsuite", {"name": escape_terminal(run)} | _outcome_counts(checks))
         for check in checks:
-            _add_case(suite, check)
+            classname, name = f"gate.{escape_terminal(run)}", escape_terminal(api.check_name(check))
+            case = Xml.SubElement(suite, "testcase", {"classname": classname, "name": name, "time": "0"})
+            basis = api.describe_basis(check)
+            if kind := _JUNIT_ELEMENTS.get(api.outcome_label(check)):
+                words = {"message": api.check_sentence(check), "type": check.outcome}
+                Xml.SubElement(case, kind, words).text = basis
+            else:
+                Xml.SubElement(case, "system-out").text = f"{api.check_sentence(check)}\n{basis}"
     first = root.find("testsuite/testcase")
     if verdict.notes and first is not None:
         notes = "\n".join(f"warning: {escape_terminal(note)}" for note in verdict.notes)
@@ -103,16 +109,6 @@ def _outcome_counts(checks: list[api.Check]) -> dict[str, str]:
         "tests": str(len(checks)), "failures": str(found["failed"]), "errors": str(found["undecided"]), "skipped": "0",
         "time": "0",
     }  # fmt: skip
-
-
-def _add_case(suite: Xml.Element, check: api.Check) -> None:
-    classname, name = f"gate.{escape_terminal(check.run)}", escape_terminal(api.check_name(check))
-    case = Xml.SubElement(suite, "testcase", {"classname": classname, "name": name, "time": "0"})
-    if api.outcome_label(check) in _JUNIT_ELEMENTS:
-        words = {"message": api.check_sentence(check), "type": check.outcome}
-        Xml.SubElement(case, _JUNIT_ELEMENTS[check.outcome], words).text = api.describe_basis(check)
-    else:
-        Xml.SubElement(case, "system-out").text = f"{api.check_sentence(check)}\n{api.describe_basis(check)}"
 
 
 def workflow_commands(verdict: api.Verdict) -> list[str]:

@@ -31,8 +31,12 @@ SUMMARY_LENGTH, ADVICE_LENGTH, NOTE_LENGTH = 200, 130, 140
 
 
 def cut(text: str, length: int) -> str:
-    """Cut a text after a whole word."""
-    return text if len(text) <= length else f"{text[:length].rsplit(' ', 1)[0].rstrip(',;:')} …"
+    """Cut a text at the end of a phrase, or else of a word."""
+    if len(text) <= length:
+        return text
+    phrase = re.match(rf"(.{{{length // 2},{length}}})(?:[,;:.] | \()", text)
+    shown = phrase[1] if phrase else text[:length].rsplit(" ", 1)[0]
+    return f"{shown} …{')' * (shown.count('(') - shown.count(')'))}"
 
 
 def cut_notes(notes: Sequence[str], most: int = MAX_NOTES) -> Iterator[Note]:

@@ -23,12 +23,8 @@ _ASCII_REPLACEMENTS = str.maketrans({
 })  # fmt: skip
 _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
-MIN_NAME_WIDTH, MAX_NAME_WIDTH = 24, 48
-"""Minimum width of the name column. The column shrinks to this width before other columns are dropped."""
-MIN_FLEXIBLE_WIDTH = 20
-"""Minimum width of a flexible column. Longer cells are cut."""
-MAX_LINES = 24
-"""Maximum lines of a first screen."""
+MIN_NAME_WIDTH, MAX_NAME_WIDTH, MIN_FLEXIBLE_WIDTH, MAX_LINES = 24, 48, 20, 24
+"""Widths of the name column and of flexible columns, whose longer cells are cut, and lines of a first screen."""
 STYLES = {
     "OK": "bold green", "CHECK": "bold yellow", "FAIL": "bold red", "bad": "bold red", "failed": "bold red",
     "high": "bold red", "error": "bold red", "alarm": "yellow", "fair": "yellow", "medium": "yellow",
@@ -86,10 +82,7 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
-    """Print a document without trailing blanks. `whole` includes all details of its cards.
-
-    Rows of a first screen with too many lines are cut to two lines, or to one line.
-    """
+    """Print a document. If a first screen has too many lines, its rows are cut to two lines, or to one line."""
     for limit in (0, 2, 1) if document.commands and not whole else (0,):
         writer = TerminalWriter(console, whole, limit)
         with console.capture() as capture:
@@ -127,7 +120,6 @@ class TerminalWriter:
         return f"{shown[: room - room // 2]}{self.dots}{shown[len(shown) - room // 2 :]}"
 
     def truncate(self, text: str, length: int) -> str:
-        """Cut a text after a whole word."""
         room = length - len(self.dots)
         return text if cell_len(text) <= length else f"{text[:room].rsplit(' ', 1)[0]}{self.dots}"
 

@@ -71,7 +71,7 @@ def test_figures_contain_the_numbers_of_the_result(run: RunResult, figures: dict
             pytest.approx((value or 0) + 1.96 * (se or 0), rel=1e-3),
         ]
     position = figures["k3_by_position"].table()[1]
-    assert [row[1] for row in position] == run.breakdowns["position"].k3
+    assert [row[2] for row in position] == run.breakdowns["position"].k3
     edges, tokens = np.array(run.distribution.edges), np.array(run.distribution.tokens)
     stairs = figures["distribution"].marks[0]
     widths = np.diff([float(x or 0) for x in stairs.x])

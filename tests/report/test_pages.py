@@ -28,7 +28,8 @@ from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages.analyze import document
 from mismatchctl.report.pages.saved import read_saved
-from mismatchctl.results.model import Finding
+from mismatchctl.report.tables import cut
+from mismatchctl.results.model import Finding, Result
 from mismatchctl.results.reader import read_result
 from tests.cli.command import run
 from tests.factories.results import HOSTILE, make_corrections, make_result
@@ -73,6 +74,22 @@ def test_results_of_analyze_share_one_page(files: dict[str, Path], tmp_path: Pat
     assert {a["href"][1:] for a in page.all("a")} <= set(ids)
     assert "moe (a)" in done.stdout
     assert [*read_result(tmp_path / "all.json").runs] == ["moe (a)", "moe (b)"]
+    (tmp_path / "other").mkdir()
+    copy = tmp_path / "other" / "a.json"
+    copy.write_bytes(files["a"].read_bytes())
+    merged, _ = read_saved([files["a"], copy])
+    assert isinstance(merged, Result) and [*merged.runs] == [f"moe ({path})" for path in (files["a"], copy)]
+
+
+def test_long_texts_are_cut_at_the_end_of_a_phrase() -> None:
+    text = "K3 rose 91.2x (68.4 to 122) from step 9 on (onset between 8 and 9), from 1.94e-4 to 0.0177, at every step"
+    assert cut(text, len(text)) == text
+    assert cut(text, 82) == "K3 rose 91.2x (68.4 to 122) from step 9 on (onset between 8 and 9) …"
+    assert (
+        cut("Bound the lag (verl a_threshold; TRL steps; AReaL lag)", 45)
+        == "Bound the lag (verl a_threshold; TRL steps …)"
+    )
+    assert cut("words without any phrase in them", 20) == "words without any …"
 
 
 def test_results_of_other_commands_have_their_own_page(files: dict[str, Path], tmp_path: Path) -> None:

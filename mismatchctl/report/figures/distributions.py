@@ -19,10 +19,8 @@ _MAX_CELLS = 110
 """Maximum number of bins of a drawn distribution, because finer bins would contain single tokens."""
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
 _FAR = 1.0
-_MIN_SHARE = 0.0005
-"""The title only names a bin that has at least this share of the tokens."""
-_PEAK = 3.0
-"""The title names a bin if its K3 is at least this multiple of the mean K3."""
+_MIN_SHARE, _PEAK, _DISAGREEMENT = 0.0005, 3.0, 0.1
+"""A title names a bin with at least this share of the tokens, if its K3 is at least this multiple of the mean K3."""
 
 
 def layers_figure(report: LayerReport, name: str) -> Figure | None:
@@ -106,9 +104,6 @@ def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64
     return np.append(edges[starts], edges[-1]), [np.add.reduceat(values, starts) for values in counts]
 
 
-_DISAGREEMENT = 0.1
-
-
 def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
     if not joint.tokens:
         return None
@@ -135,6 +130,7 @@ QUANTITIES = {
                "K3 per token by the length of the response."),
 }  # fmt: skip
 """A breakdown in figures: title, axis title, name of a bin, and caption."""
+_PROBABILITY_TICKS = (1e-6, 0.01, 0.2, 0.6, 0.9, 0.99, 0.999)
 
 
 def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
@@ -149,9 +145,14 @@ def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | Non
         marks.append(replace(line, labels=[format_bin(found, index) for index in range(len(found.low))]))
     first = next(iter(shown.values()))
     places = sorted({place for found in shown.values() for place in bin_positions(found)})
-    room = 0.0 if places[-1] > places[0] else 0.5
-    ticks = _bin_ticks(first.quantity, places[0], places[-1], first)
-    x = Axis(axis, limits=(places[0] - room, places[-1] + room), ticks=ticks)
+    if quantity == "surprisal":
+        ticks = [(_mirror(-math.log(p)), f"{p:g}".replace("e-0", "e-")) for p in _PROBABILITY_TICKS]
+        inside = tuple(tick for tick in ticks if places[0] - 0.01 <= tick[0] <= places[-1] + 0.01)
+        room = 0.0 if places[-1] > places[0] else 0.5
+        limits = places[0] - room, places[-1] + room
+        x = Axis(axis, limits=limits, ticks=inside or ((places[0], format_bin(first, 0)),))
+    else:
+        x = Axis(axis, "log", (places[0], places[-1]) if places[-1] > places[0] else (places[0] / 2, places[0] * 2))
     title = _peak_message(first, noun) if len(shown) == 1 else ""
     return Figure(name, title or subject, caption, x, Axis("mean K3 (nats/token)", "log"), tuple(marks))
 
@@ -180,25 +181,14 @@ def format_bin(breakdown: Breakdown, index: int) -> str:
 
 
 def bin_positions(breakdown: Breakdown) -> list[float]:
-    """Return the centers of the bins on a log10 axis. Surprisal is mirrored, so that likely tokens are on the right."""
+    """Return the centers of the bins, for surprisal mirrored on a log axis, so that likely tokens are on the right."""
     low, high = np.array(breakdown.low), to_floats(breakdown.high)
     high = np.where(np.isnan(high), 2 * np.maximum(low, 1), high)
     if breakdown.quantity == "length":  # bins contain whole numbers
         high = np.maximum(high - 1, low)
-    where = np.log10(np.sqrt(np.maximum(low, high / 2) * high))
-    places: list[float] = (-where if breakdown.quantity == "surprisal" else where).tolist()
-    return places
+    centers: list[float] = np.sqrt(np.maximum(low, high / 2) * high).tolist()
+    return list(map(_mirror, centers)) if breakdown.quantity == "surprisal" else centers
 
 
-_PROBABILITY_TICKS = (1e-6, 0.01, 0.2, 0.6, 0.9, 0.99, 0.999)
-
-
-def _bin_ticks(quantity: str, low: float, high: float, breakdown: Breakdown) -> tuple[tuple[float, str], ...]:
-    if quantity == "surprisal":
-        ticks = [(-math.log10(-math.log(p)), f"{p:g}".replace("e-0", "e-")) for p in _PROBABILITY_TICKS]
-    else:
-        ticks = [(math.log10(m * 10**e), f"{m * 10**e:,}") for e in range(8) for m in (1, 2, 5)]
-    inside = [tick for tick in ticks if low - 0.01 <= tick[0] <= high + 0.01]
-    if len(inside) > 7:
-        inside = [tick for tick in inside if tick[1].lstrip("1").strip("0,") == ""] or inside
-    return tuple(inside) or ((low, format_bin(breakdown, 0)),)
+def _mirror(surprisal: float) -> float:
+    return -math.log10(surprisal)

@@ -45,35 +45,27 @@ class Axis:
 
 @dataclass(frozen=True)
 class Marks:
-    """One series of a figure.
-
-    `x` and `y` are positions, or names on a band axis. Stairs have one more x than y. `low` and `high` are the ends of
-    the interval of y, or of x with `across`. `values` set the colors of hexagons. `shift` is an offset in a
-    band, in points. `run` is the index of the run, on a page with several runs.
-    """
+    """One series of a figure."""
 
     kind: MarkKind
     name: str
-    x: Sequence[Cell]
-    y: Sequence[Cell]
-    low: Sequence[Number] = ()
+    x: Sequence[Cell]  # positions; stairs have one more x than y
+    y: Sequence[Cell]  # positions, or names on a band axis
+    low: Sequence[Number] = ()  # ends of the interval of y, or of x with `across`
     high: Sequence[Number] = ()
     across: bool = False
     color: int = 0
     dashed: bool = False
     hollow: bool = False
     labels: Sequence[str] = ()
-    values: Sequence[Number] = ()
-    shift: float = 0.0
-    run: int | None = None
+    values: Sequence[Number] = ()  # colors of hexagons
+    shift: float = 0.0  # offset in a band, in points, or width of a hexagon
+    run: int | None = None  # index of the run, on a page with several runs
 
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A line across the figure at a value of one axis, with a shaded interval.
-
-    `style` is "mark" for a line, "limit" for a dotted line, and "usual" for a shaded range.
-    """
+    """A line across the figure at a value of one axis, dotted for a limit, with a shaded interval."""
 
     axis: Literal["x", "y"]
     at: float | None
@@ -99,7 +91,6 @@ class Figure:
 
     @property
     def alt(self) -> str:
-        """Return the alternative text. The table of the figure contains the numbers."""
         names = ", ".join(mark.name for mark in self.marks[:8] if mark.name)
         axes = " by ".join(filter(None, (self.y.label, self.x.label)))
         return escape_terminal(f"{self.title}: {axes}{f' for {names}' if names else ''}.")
@@ -111,9 +102,7 @@ class Figure:
         rows: list[list[Cell]] = []
         for mark in self.marks:
             places = [place if isinstance(place, str) else ticks.get(place or 0, place) for place in mark.x]
-            bins = bool(self.x.ticks) and len(mark.labels) == len(mark.y)  # the labels name the places
-            names = ((), mark.labels) if bins else (mark.labels, places)
-            columns = (*names, mark.y, mark.low, mark.high, mark.values)
+            columns = (mark.labels, places, mark.y, mark.low, mark.high, mark.values)
             series = mark.name if len(self.marks) > 1 else ""
             for index in range(len(mark.y)):
                 rows.append([series, *(column[index] if index < len(column) else None for column in columns)])
@@ -166,7 +155,7 @@ def page_data(figures: Sequence[Figure]) -> dict[str, Any]:
     def mark_data(mark: Marks) -> dict[str, Any]:
         data = changed(mark, Marks("line", "", (), ()))
         for key in filter(data.__contains__, _COLUMNS):
-            column = tuple(_round(value, _PLACE_DIGITS if key == "x" else digits) for value in data[key])
+            column = tuple(round_number(value, _PLACE_DIGITS if key == "x" else digits) for value in data[key])
             data[key] = columns.setdefault(column, len(columns))
         return data
 
@@ -181,7 +170,7 @@ def page_data(figures: Sequence[Figure]) -> dict[str, Any]:
     return {"columns": list(columns), "figures": described}
 
 
-def _round(value: Cell, digits: int) -> Cell:
+def round_number(value: Cell, digits: int) -> Cell:
     if not isinstance(value, float):
         return value
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
@@ -252,7 +241,6 @@ def interval_line(
     name: str, x: Sequence[Cell], y: Sequence[float | None], se: Sequence[float | None] | None = None,
     intervals: Sequence[tuple[float, float] | None] | None = None, *, log: bool = False, **more: Any,
 ) -> Marks:  # fmt: skip
-    """Return a line with its 95% intervals."""
     unknown = [None] * len(y)
     points = (interval_of(*each, log=log) for each in zip(y, se or unknown, intervals or unknown, strict=True))
     values, low, high = map(list, zip(*points, strict=True))
@@ -271,7 +259,7 @@ class StepAxis:
         self.numeric = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
         self.places: list[float | int] = list(numbers) if self.numeric else list(range(len(labels)))
         self.names = [shorten(format_label(value), 14) for value in labels]
-        self._index = dict(zip(map(format_label, labels), self.places, strict=True))
+        self.place_of = dict(zip(labels, self.places, strict=True))
 
     @property
     def axis(self) -> Axis:
@@ -279,7 +267,3 @@ class StepAxis:
         low, high = self.places[0], self.places[-1]
         limits = (float(low), float(high)) if high > low else (low - 0.5, high + 0.5)
         return Axis("step", limits=limits, ticks=ticks, named=not self.numeric)
-
-    def place(self, label: StepLabel) -> float | None:
-        found = self._index.get(format_label(label))
-        return None if found is None else float(found)

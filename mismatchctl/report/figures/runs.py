@@ -21,78 +21,65 @@ MAX_CORRECTIONS, MAX_PRESET_RUNS = 12, 3
 
 @dataclass(frozen=True)
 class TrendChart:
-    """A figure over the steps, or over a threshold.
-
-    `lines` are metrics with their labels. If `lines` is empty, each correction has a line. `scale` is the scale of
-    an axis, or "percent". `expected` is drawn as a dotted line.
-    """
+    """A figure over the steps, or over a threshold."""
 
     key: str
     subject: str
-    axis: str
-    scale: str
+    y: Axis
     caption: str
-    lines: tuple[tuple[str, str], ...] = ()
-    expected: float | None = None
-
-    @property
-    def y(self) -> Axis:
-        scale: fig.Scale = "log" if self.scale == "log" else "linear"
-        return Axis(self.axis, scale, percent=self.scale == "percent")
-
-    @property
-    def rules(self) -> tuple[ReferenceLine, ...]:
-        return () if self.expected is None else (ReferenceLine("y", self.expected, "", None, "limit"),)
+    lines: tuple[tuple[str, str], ...] = ()  # metrics with their labels, by default a line per correction
+    rules: tuple[ReferenceLine, ...] = ()
 
 
 def tokens_and_sequences(metric: str) -> tuple[tuple[str, str], ...]:
     return ((f"{metric}_token", "tokens"), (f"{metric}_sequence", "sequences"))
 
 
+UNBIASED = (ReferenceLine("y", 1.0, "", None, "limit"),)
 CHARTS = (
-    TrendChart("abs", "Log-prob difference", "|log-prob difference| (nats)", "log",
+    TrendChart("abs", "Log-prob difference", Axis("|log-prob difference| (nats)", "log"),
                "If only the largest log ratio rises, a few tokens are wrong. If the mean rises, all tokens drift.",
                (("abs_diff_mean", "mean"), ("abs_diff_p99", "p99"), ("abs_diff_max", "largest"))),
-    TrendChart("ratio", "Mean ratio", "mean ratio", "linear",
+    TrendChart("ratio", "Mean ratio", Axis("mean ratio"),
                "The mean ratio stays at 1 if the recorded log-probs belong to the sampling distribution.",
-               (("ratio_mean", "mean ratio"),), 1.0),
-    TrendChart("chi2", "Chi-square", "chi-square", "log",
+               (("ratio_mean", "mean ratio"),), UNBIASED),
+    TrendChart("chi2", "Chi-square", Axis("chi-square", "log"),
                "The variance that importance weights per token or per sequence add to the gradient.",
                tokens_and_sequences("chi2")),
-    TrendChart("ess", "Effective sample size without correction", "effective sample size", "percent",
+    TrendChart("ess", "Effective sample size without correction", Axis("effective sample size", percent=True),
                "The share of the data that counts after weighting by untruncated ratios. The share of sequences "
                "falls before the share of tokens.",
                tokens_and_sequences("ess")),
-    TrendChart("ppl", "Perplexity", "perplexity", "log",
+    TrendChart("ppl", "Perplexity", Axis("perplexity", "log"),
                "If the two lines separate, the two sides have different distributions.",
                (("train_ppl", "trainer"), ("rollout_ppl", "rollout"))),
-    TrendChart("entropy", "Entropy", "entropy (nats)", "linear",
+    TrendChart("entropy", "Entropy", Axis("entropy (nats)"),
                "Entropy of the trainer's distribution, as recorded in the dump.", (("entropy_mean", "entropy"),)),
-    TrendChart("khat", "Pareto k-hat", "k-hat", "linear",
+    TrendChart("khat", "Pareto k-hat", Axis("k-hat"),
                "Above the dotted line, a mean of ratios is not reliable at this sample size.",
                tokens_and_sequences("khat")),
-    TrendChart("reward", "Reward", "mean reward", "linear", "Mean reward of the responses.",
+    TrendChart("reward", "Reward", Axis("mean reward"), "Mean reward of the responses.",
                (("reward_mean", "reward"),)),
 )  # fmt: skip
 """Figures of the mismatch over the steps. The figure of K3 comes first."""
 DRIFT_CHARTS = (
-    TrendChart("drift-k3", "K3 of both drifts", K3_AXIS, "log",
+    TrendChart("drift-k3", "K3 of both drifts", Axis(K3_AXIS, "log"),
                "K3 between the trainer's recomputation and the current policy, compared with K3 of the mismatch.",
                (("k3", "rollout to train"), ("drift_k3", "train to current"))),
-    TrendChart("drift-ois", "Mean ratio of the current policy to the trainer's recomputation", "mean ratio", "linear",
+    TrendChart("drift-ois", "Mean ratio of the current policy to the trainer's recomputation", Axis("mean ratio"),
                "The mean ratio is 1 before the first update. PPO's clipping acts on this ratio.",
-               (("ois", "mean ratio"),), 1.0),
+               (("ois", "mean ratio"),), UNBIASED),
 )  # fmt: skip
 CORRECTION_TRENDS = (
-    TrendChart("rejected_tokens", "Rejected tokens", "share of tokens", "percent",
+    TrendChart("rejected_tokens", "Rejected tokens", Axis("share of tokens", percent=True),
                "If a correction rejects more data from step to step, the mismatch grows."),
-    TrendChart("ess_token", "Effective sample size with correction", "effective sample size", "percent",
+    TrendChart("ess_token", "Effective sample size with correction", Axis("effective sample size", percent=True),
                "The share of the data that still counts after weights and rejection."),
-    TrendChart("weight_mean", "Mean weight", "mean weight", "linear",
-               "A mean weight of 1 is unbiased. A mean below 1 shows how much truncation removes.", expected=1.0),
-    TrendChart("loss_scale", "Loss scale", "loss scale", "linear",
-               "The factor by which weights and rejection scale the loss.", expected=1.0),
-    TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, "log",
+    TrendChart("weight_mean", "Mean weight", Axis("mean weight"),
+               "A mean weight of 1 is unbiased. A mean below 1 shows how much truncation removes.", rules=UNBIASED),
+    TrendChart("loss_scale", "Loss scale", Axis("loss scale"),
+               "The factor by which weights and rejection scale the loss.", rules=UNBIASED),
+    TrendChart("k3_kept", "K3 of the kept tokens", Axis(K3_AXIS, "log"),
                "K3 of the kept tokens: the mismatch that remains in training."),
 )  # fmt: skip
 SELECTION_AXES = {"reward": "mean reward", "advantage": "mean advantage", "length": "mean length (tokens)"}
@@ -135,15 +122,15 @@ def k3_figure(
 
 
 def _onset_rules(growth: Growth, steps: fig.StepAxis, color: int, run: int | None) -> Iterator[ReferenceLine]:
-    at = None if growth.onset is None or not growth.changed else steps.place(growth.onset)
-    if at is not None:
-        known = [place for end in growth.onset_interval or () if (place := steps.place(end)) is not None]
-        interval = (known[0], known[1]) if len(known) == 2 else None
-        yield ReferenceLine("x", at, f"onset {format_label(growth.onset)}", interval, "mark", color, run)
+    if growth.changed and growth.onset in steps.place_of:
+        low, high = (steps.place_of.get(end) for end in growth.onset_interval or (None, None))
+        interval = None if low is None or high is None else (low, high)
+        text = f"onset {format_label(growth.onset)}"
+        yield ReferenceLine("x", steps.place_of[growth.onset], text, interval, "mark", color, run)
 
 
 def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = True) -> Figure | None:
-    steps, log = fig.StepAxis(groups.labels), chart.scale == "log"
+    steps, log = fig.StepAxis(groups.labels), chart.y.scale == "log"
     lines: list[tuple[str, Mapping[str, Series], str]] = [(key, groups.metrics, label) for key, label in chart.lines]
     if not lines:
         every = list(groups.corrections.items())[:MAX_CORRECTIONS]
@@ -173,31 +160,20 @@ _Point = tuple[float, float, str]
 
 
 def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence[_Point] = ()) -> Figure | None:
-    """Draw rejection against the remaining K3 per run and correction, or against the ESS without rejection.
-
-    For a few runs, also draw all presets that the Result has, and their Pareto front. `front` is the front of a sweep.
-    """
-    presets = {run: _preset_points(found) for run, found in runs.items()} if len(runs) <= MAX_PRESET_RUNS else {}
-    every = [values for found in runs.values() for values in found.overall.corrections.values()]
-    rejects = any((values.get("rejected_tokens", NOT_RECORDED).value or 0) > 0 for values in every)
-    rejects |= any(x > 0 for points in presets.values() for x, _, _ in points)
-    x_key, y_key = ("rejected_tokens", "k3_kept") if rejects else ("loss_scale", "ess_token")
-    marks: list[Marks] = []
-    if front and rejects:
-        marks.append(_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED))
+    """Draw rejection against the remaining K3 of corrections and presets, with Pareto fronts, if any rejects data."""
+    alone, crowded = len(runs) == 1, False
+    marks = [_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED)] if front else []
     for place, (run, result) in enumerate(runs.items()):
         found = [
-            (shorten(key, fig.MAX_NAME), across.value, *fig.interval_of(up.value, up.se, up.interval, log=rejects))
+            (shorten(key, fig.MAX_NAME), rejected.value, *fig.interval_of(k3.value, k3.se, k3.interval, log=True))
             for key, values in result.overall.corrections.items()
-            if (across := values.get(x_key, NOT_RECORDED)).value is not None
-            and (up := values.get(y_key, NOT_RECORDED)).value is not None
-            and (up.value > 0 or not rejects)
+            if (rejected := values.get("rejected_tokens", NOT_RECORDED)).value is not None
+            and ((k3 := values.get("k3_kept", NOT_RECORDED)).value or 0) > 0
         ]
-        alone = len(runs) == 1
         label, index, of = ("corrections", None, "") if alone else (shorten(run, 24), place, f", {shorten(run, 24)}")
-        if own := presets.get(run):
-            points = [*own, *((x, y, text) for text, x, y, *_ in found if x is not None and y is not None)]
-            best = _pareto_front(points)
+        if len(runs) <= MAX_PRESET_RUNS and (own := _preset_points(result)):
+            crowded = True
+            best = _pareto_front([*own, *((x, y, text) for text, x, y, *_ in found if x is not None and y is not None)])
             color = fig.MUTED if alone else place
             marks.append(replace(_point_marks("line", f"Pareto front{of}", best, color), dashed=True, run=index))
             others = [point for point in own if point not in best or not alone]
@@ -207,24 +183,17 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
         if found:
             labels, x, y, low, high = (list(column) for column in zip(*found, strict=True))
             marks.append(Marks("dots", label, x, y, low, high, labels=labels, color=place, run=index))
-    if sum(len(mark.y) for mark in marks) < 2:
+    if not any(x for mark in marks for x in mark.x):
         return None
-    if rejects:
-        title = "Rejected data and remaining mismatch"
-        caption = "Points on the left reject less. Lower points leave less mismatch in training."
-        crowded = any(presets.values())
-        if crowded:
-            caption += (
-                " The small points are the presets. No correction beats the Pareto front in rejection and K3 at once."
-            )
-        axis = REJECTED_AXIS if crowded else Axis("tokens rejected", percent=True)
-        axes = axis, Axis("K3 of the kept tokens (nats/token)", "log")
-    else:
-        title = "Loss scale and effective sample size"
-        caption = "A loss scale of 1 is unbiased. Higher points use more of the data."
-        axes = Axis("loss scale"), Axis("effective sample size", percent=True)
-    rules = () if rejects else (ReferenceLine("x", 1.0, "", None, "limit"),)
-    return Figure(name, title, caption, *axes, tuple(marks), rules, "wide")
+    caption = "Points on the left reject less. Lower points leave less mismatch in training."
+    if crowded:
+        caption += (
+            " The small points are the presets. No correction beats the Pareto front in rejection and K3 at once."
+        )
+    y_axis = Axis("K3 of the kept tokens (nats/token)", "log")
+    return Figure(
+        name, "Rejected data and remaining mismatch", caption, REJECTED_AXIS, y_axis, tuple(marks), (), "wide"
+    )
 
 
 def _point_marks(kind: fig.MarkKind, name: str, points: Sequence[_Point], color: int) -> Marks:
@@ -238,15 +207,11 @@ def _preset_points(run: RunResult) -> list[_Point]:
     for name, point in run.presets.items():
         if point.k3_kept:
             names.setdefault((point.rejected_tokens, point.k3_kept), []).append(name)
-    return [(*point, name_presets(own, 2)) for point, own in names.items()]
-
-
-def name_presets(names: Sequence[str], most: int) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    more = {point: f" and {len(own) - 2} more" if len(own) > 2 else "" for point, own in names.items()}
+    return [(*point, f"{', '.join(own[:2])}{more[point]}") for point, own in names.items()]
 
 
 def _pareto_front(points: Iterable[_Point]) -> list[_Point]:
-    """Return the points that no other point beats in rejection and K3."""
     front: list[_Point] = []
     for point in sorted(points):
         if not front or point[1] < front[-1][1]:
@@ -278,18 +243,18 @@ def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dic
             if not brief or chart.key in _BRIEF_CHARTS:
                 yield trend_figure(chart, groups, f"{stem}{chart.key}", bands=not brief)
 
-    first = [k3_figure({"": run}, f"{prefix}k3", bands=not brief)] if several else []
     drift = any(key.startswith("drift_") for key in groups.metrics)
-    tradeoff = [corrections_figure({"": run}, f"{prefix}corrections")] if corrections else []
     found: dict[str, Iterable[Figure | None]] = {
-        "trends": [*first, *trends(CHARTS, prefix)],
+        "k3": [k3_figure({"": run}, f"{prefix}k3", bands=not brief)],
+        "trends": trends(CHARTS, prefix),
         "distributions": [
             distribution_figure(run.distribution, f"{prefix}distribution"),
             None if brief else joint_figure(run.joint, f"{prefix}joint"),
             *(breakdowns_figure({"K3": each}, f"{prefix}k3_by_{name}") for name, each in run.breakdowns.items()),
         ],
         "drift": trends(DRIFT_CHARTS, prefix) if drift else (),
-        "corrections": [*tradeoff, *(trends(CORRECTION_TRENDS, f"{prefix}over-") if corrections else ())],
+        "tradeoff": [corrections_figure({"": run}, f"{prefix}corrections")],
+        "corrections": trends(CORRECTION_TRENDS, f"{prefix}over-") if corrections else (),
         "selection": [
             selection_figure(corrections, metric, axis, f"{prefix}kept-{metric}")
             for metric, axis in SELECTION_AXES.items()

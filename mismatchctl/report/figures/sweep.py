@@ -19,12 +19,11 @@ from mismatchctl.corrections.labels import correction_label, rule_name
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
-from mismatchctl.report.figures.runs import K3_AXIS, TrendChart, tokens_and_sequences
+from mismatchctl.report.figures.runs import K3_AXIS, UNBIASED, TrendChart, tokens_and_sequences
 
 START_REJECTION = 0.05
 """Without a usual point, the explorer opens at the point whose rejection is closest to this share of the tokens."""
-USUAL = "usual default"
-"""Label of the point with the thresholds of the study's own correction."""
+USUAL = "usual default"  # the point with the thresholds of the study's own correction
 _MAX_NAMED = 6
 """Maximum number of labeled points on a Pareto front."""
 
@@ -74,15 +73,15 @@ def axis_label(correction: Correction, path: str) -> str:
 
 
 _CURVES = (
-    TrendChart("rejected", "Rejected", "share rejected", "percent",
+    TrendChart("rejected", "Rejected", Axis("share rejected", percent=True),
                "The share of the data that a threshold removes from training.",
                (("rejected_tokens", "tokens"), ("rejected_sequences", "sequences"))),
-    TrendChart("ess", "Effective sample size", "effective sample size", "percent",
+    TrendChart("ess", "Effective sample size", Axis("effective sample size", percent=True),
                "The share of the data that still counts after weights and rejection.", tokens_and_sequences("ess")),
-    TrendChart("bias", "Mean weight", "mean weight", "linear",
+    TrendChart("bias", "Mean weight", Axis("mean weight"),
                "A mean weight of 1 is unbiased. A bound on the weights moves the mean weight away from 1.",
-               (("weight_mean", "mean weight"),), 1.0),
-    TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, "linear",
+               (("weight_mean", "mean weight"),), UNBIASED),
+    TrendChart("k3_kept", "K3 of the kept tokens", Axis(K3_AXIS),
                "K3 of the kept tokens: the mismatch that remains in training.", (("k3_kept", "K3 kept"),)),
 )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from mismatchctl.api.advise import advice as api
@@ -10,13 +9,11 @@ from mismatchctl.core.formatting import format_command, shorten
 from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.report import document as doc
-from mismatchctl.report.figures.figure import MAX_NAME, MUTED, Axis, Figure, Marks, Scale
+from mismatchctl.report.figures.figure import MAX_NAME, MUTED, Axis, Figure, Marks
 from mismatchctl.report.tables import by_severity, runs_headline, runs_table
 from mismatchctl.results.summary import RunStatus, first_sentence, percent
 
 MAX_CONFIG_LINES = 12
-_LOG_SPAN = 4.0
-"""Axes that span more than this factor are logarithmic."""
 
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
@@ -79,8 +76,9 @@ def _config_part(advice: api.RunAdvice) -> doc.Code:
     if advice.framework:
         title = f"Paste into {advice.framework}:"
         lines = lines if best.config else [f"{advice.framework} has no keys for this correction"]
-    more = [f"({len(lines) - MAX_CONFIG_LINES} more lines: -v)"] if len(lines) > MAX_CONFIG_LINES else []
-    return doc.Code(title, "\n".join([*lines[:MAX_CONFIG_LINES], *more]), reach=doc.TERMINAL_AND_PAGE)
+    if len(lines) > MAX_CONFIG_LINES:
+        lines[MAX_CONFIG_LINES:] = [f"({len(lines) - MAX_CONFIG_LINES} more lines: -v)"]
+    return doc.Code(title, "\n".join(lines), reach=doc.TERMINAL_AND_PAGE)
 
 
 def _next_command(advice: api.RunAdvice, paths: Sequence[str]) -> str:
@@ -124,7 +122,6 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
 
 
 def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
-    """Describe corrections that tie with the first, and why the next one is worse."""
     first, *others = advice.advice
     ties = [api.candidate_label(own.name) for own in others if own.ties]
     if ties:
@@ -164,14 +161,14 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
     advised, yours = ({own.name for own in group} for group in (advice.advice, advice.yours))
     shipped = set(load_presets()) - {"none"} - advised - yours
     places = {own: tuple(part / advice.uncorrected for part in parts) for own, parts in errors.items()}
-    x, y = (_fit_axis([place[side] for place in places.values()]) for side in (0, 1))
+    floors = [min((place[side] for place in places.values() if place[side] > 0), default=1e-6) for side in (0, 1)]
     marks = []
     for label, group, color in (
         ("candidates", set(errors) - advised - yours - shipped, MUTED), ("presets", shipped, MUTED),
         ("advised", advised, 0), ("yours", yours, 1),
     ):  # fmt: skip
         chosen = [own for own in places if own in group]
-        across, up = ([max(places[own][side], axis[1]) for own in chosen] for side, axis in enumerate((x, y)))
+        across, up = ([max(places[own][side], floor) for own in chosen] for side, floor in enumerate(floors))
         names = [shorten(own, MAX_NAME) for own in chosen] if color != MUTED else []
         if chosen:
             marks.append(Marks("dots", label, across, up, color=color, hollow=label == "candidates", labels=names))
@@ -180,12 +177,5 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
         name, f"{first} is advised, out of {len(errors)} candidates" if len(errors) > 1 else f"{first} is advised",
         "Lower left is better. More data reduces the variance but not the bias. A point at the left "
         "end has no significant bias.",
-        Axis("bias²", x[0]), Axis("variance (falls with more data)", y[0]), tuple(marks),
+        Axis("bias²", "log"), Axis("variance (falls with more data)", "log"), tuple(marks),
     )  # fmt: skip
-
-
-def _fit_axis(values: Sequence[float]) -> tuple[Scale, float]:
-    above = [value for value in values if value > 0]
-    if above and max(above) / min(above) > _LOG_SPAN:
-        return "log", min(above)
-    return "linear", -math.inf

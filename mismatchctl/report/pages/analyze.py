@@ -33,10 +33,9 @@ BRIEF_RUN_COUNT = 9
 """If there are at least this many runs, the page shows only the main figures of each run."""
 MAX_DETAILED_RUNS = 3
 """Maximum runs with their own tables on the page, and with their own section in the terminal."""
-MAX_COLORED_RUNS = 8
-MAX_RUN_CARDS = 8
+MAX_COLORED_RUNS = MAX_RUN_CARDS = 8
 """Maximum runs whose answer is visible before the page is expanded."""
-MAX_CORRECTIONS = 5
+MAX_CORRECTIONS, LOG_LENGTH = 5, 200
 MAIN_METRICS = (
     "abs_diff_mean", "abs_diff_max", "ratio_mean", "ratio_mean_z", "ess_token", "ess_sequence", "drift_k3",
     "total_k3", "rollout_reference_k3", "train_reference_k3", "ref_k3", "routing_differs",
@@ -48,11 +47,7 @@ def analyze_screen(
     result: Result, paths: Sequence[str], *, asked: bool = True, page: doc.Document | None = None, following: str = "",
     report: str = "--html report.html",
 ) -> doc.Document:  # fmt: skip
-    """Build the first screen of a Result, or the whole page with `page`.
-
-    `asked` is false if the corrections are the default corrections. `following` is the next command, by default a
-    command that reads the dump in `paths`. `report` is the file of the report, or the option that writes it.
-    """
+    """Build the first screen of a Result, or the whole page with `page`. `asked` is false for default corrections."""
     judged = _judge(result)
     screen = doc.Document(tables.runs_headline(judged, calm_title(judged)))
     if len(judged) > 1:
@@ -148,26 +143,10 @@ def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:
         rows.append(("trend", onset or found.growth.text))
     cause = summary.headline_finding(run.findings) or next(iter(run.findings), None)
     rows += _cause_rows(cause, run.findings) if causes and cause is not None else ()
-    rows += [("log", text) for text in _describe_log(run)]
+    rows += [("log", tables.cut(text, LOG_LENGTH)) for text in run_tables.describe_log(run, 5) if causes]
     doubt = ["no prompt ids, so intervals may be too narrow"] * bool(summary.prompt_notes([run]))
     rows.append(("data", ", ".join([*_size_facts(result), *doubt])))
     return doc.Facts(rows, series={"trend": over} if len(over) > 1 else {})
-
-
-def _describe_log(run: RunResult) -> Iterator[str]:
-    compared = [*run.against.values(), *([run.against_metrics] if run.against_metrics else [])]
-    for found in compared:
-        wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
-        verb = "agrees" if len(found.names) == 1 else "agree"
-        right, every = len(found.names) - len(wrong), format_count(len(found.names), "metric")
-        text = f"{right} of {every} {verb} with the run's log"
-        text += f"; different: {', '.join(wrong[:3])}" if wrong else ""
-        yield f"{text}; not in the log: {', '.join(found.missing[:2])}" if found.missing else text
-    if others := summary.names_not_compared(run):
-        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        yield f"in the log, but not compared: {', '.join(others[:5])}{more}"
-    if run.order:
-        yield tables.cut(run.order, tables.NOTE_LENGTH)
 
 
 def _describe_k3(k3: Value, usual: str) -> str:
@@ -265,9 +244,8 @@ class _PageBuilder:
         stems = [f"{stem}-" for stem in form.file_stems(self.runs)] if self.several else [""]
         return [charts.run_figures(*each, brief=self.brief) for each in zip(self.runs.values(), stems, strict=True)]
 
-    def draw(self, index: int, section: str, *, after: int = 0) -> doc.Figures:
-        """Return the figures of one run and section, without the first `after` figures."""
-        return doc.Figures(self.figures[index].get(section, [])[after:])
+    def draw(self, index: int, *sections: str) -> doc.Figures:
+        return doc.Figures([figure for section in sections for figure in self.figures[index][section]])
 
     def answer(self) -> doc.Section:
         section, shown = doc.Section("", "answer"), 0
@@ -331,9 +309,9 @@ class _PageBuilder:
     def _trend_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart]:
         if not self.brief:
             keys = [key for key in MAIN_METRICS if key in run.overall.metrics]
-            main = run_tables.metric_table({"": run}, keys)
-            yield replace(main, caption="", title="Main metrics", reach=doc.TERMINAL_AND_PAGE)
-        yield self.draw(index, "trends", after=not self.several)
+            main = run_tables.metric_table("", "m", keys, {"value": run.overall.metrics})
+            yield replace(main, title="Main metrics", reach=doc.TERMINAL_AND_PAGE)
+        yield self.draw(index, *["k3"] * self.several, "trends")
         yield doc.Section(
             "Policy drift", f"drift-{index}", lead="The update moves the current policy away from the trainer's "
             "recomputation. PPO's ratio measures this drift.",
@@ -388,8 +366,10 @@ class _PageBuilder:
         return f"Severity class, by the ESS with token weights up to 2: {', '.join(classes)}." if classes else ""
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
-        yield self.draw(index, "corrections", after=1)
-        yield run_tables.correction_metric_table(run) if self.detailed else None
+        yield self.draw(index, "corrections")
+        keys = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
+        caption = "All metrics of each correction. ± is one standard error, computed over clusters."
+        yield run_tables.metric_table(caption, "c", keys, run.overall.corrections) if self.detailed else None
 
     def by_column(self, index: int, run: RunResult) -> list[doc.Table]:
         name = f" on {[*self.runs][index]}" if self.several else ""
@@ -403,7 +383,9 @@ class _PageBuilder:
     def numbers(self) -> doc.Section:
         section = doc.Section("All numbers", "numbers", folded=True, note="all metrics, and their values by step")
         keys = dict.fromkeys(key for run in self.runs.values() for key in run.overall.metrics)
-        found = [run_tables.metric_table(self.runs, keys, brief=self.brief)]
+        caption = f"Metrics of the mismatch{'' if self.brief else '. ± is one standard error.'}"
+        columns = {name if self.several else "value": run.overall.metrics for name, run in self.runs.items()}
+        found = [run_tables.metric_table(caption, "m", keys, columns, errors=not self.brief)]
         for name, run in self.runs.items() if self.detailed else ():
             logged = run_tables.logged_table(run, self.result.provenance.framework or "the framework")
             for table in filter(None, (logged, run_tables.step_table(run))):

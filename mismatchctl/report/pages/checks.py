@@ -19,10 +19,7 @@ _LEVEL_NOUNS = {"error": "error", "warning": "warning", "unknown": "unknown valu
 
 
 def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole: bool = True) -> Document:
-    """Build the page of checked files, with a card per group of similar files.
-
-    Without `whole`, each group has one line.
-    """
+    """Build the page of checked files, with a card per group of similar files, or with one line without `whole`."""
     kinds: dict[object, list[FileCheck]] = {}
     for check in checks:
         columns = (check.recognized, tuple(check.partition), check.absent, tuple(check.ignored.items()), check.unknown)
@@ -107,8 +104,7 @@ def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = 
     return doc.add(section)
 
 
-_CheckedFact = tuple[str, str, bool]
-"""A line of the check: name, text, and True if the value is as required."""
+_CheckedFact = tuple[str, str, bool]  # name, text, and True if the value is as required
 
 
 def doctor_document(

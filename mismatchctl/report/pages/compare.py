@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,12 @@ MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 11
 def compare_screen(comparison: api.Comparison, page: doc.Document | None = None) -> doc.Document:
     """Build the first screen of a comparison, or the whole page with `page`."""
     worst = min(comparison.contrasts, key=_severity)
-    screen = doc.Document(_headline(comparison))
+    screen = doc.Document(_headline(comparison), page.sections if page is not None else [])
     if page is None:
         notes = (doc.Note(shorten(text, 150), "alarm") for text in comparison.warnings[:1])
         facts = doc.Facts([(name, tables.cut(text, 145)) for name, text in _answer_rows(comparison)])
         parts = _runs_table(comparison) if len(comparison.contrasts) > 1 else (facts, *_screen_metrics(comparison))
         screen.add(doc.Section("", "answer").add(*parts, *notes))
-    else:
-        screen.add(doc.Section("", "answer").add(doc.Facts(_answer_rows(comparison))), *page.sections[1:])
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Report", "--html report.html"), ("Next", _next_command(comparison, worst))]
     return screen
@@ -54,8 +52,8 @@ def document(comparison: api.Comparison) -> doc.Document:
     overlaid = doc.Section("Distributions", "overlaid", folded=True, note="log ratios and K3 of all runs")
     made.add(overlaid.add(doc.Figures(_distribution_figures(comparison))))
     method = api.describe_method(comparison)
-    sides = doc.Section("Runs", "sides", lead=method, folded=True).add(_sides_table(comparison))
-    sides.note = "size and mismatch of each run, and the method of the tests"
+    sides = doc.Section("Runs", "sides", folded=True, note="source, size and mismatch of each run")
+    sides.add(_sides_table(comparison))
     notes = [doc.Note(method, "quiet", reach=doc.TERMINAL_AND_PAGE)]
     notes += (doc.Note(text, "alarm") for text in comparison.warnings)
     return made.add(sides, doc.Section("", "method").add(*notes))
@@ -84,7 +82,6 @@ def _next_command(comparison: api.Comparison, worst: api.Contrast) -> str:
 
 
 def _answer_rows(comparison: api.Comparison) -> list[tuple[str, str]]:
-    """Describe the only comparison."""
     if len(comparison.contrasts) > 1:
         return []
     (contrast,) = comparison.contrasts
@@ -151,7 +148,7 @@ def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index:
             section.add(doc.Note(f"* {find_metric(key).title}: {note}", "quiet"))
     lead = (
         "The parts of the change of K3, by steps, positions and other quantities. A part changes K3 in two ways: K3 "
-        "of its tokens changes (column level), or the part has more or fewer tokens (column mix)."
+        "of its tokens changes (level), or the part has more or fewer tokens (mix)."
     )
     prefix = "" if alone else f"{form.file_stems([each.other for each in comparison.contrasts])[index]}-"
     stems = form.file_stems([found.quantity for found in contrast.decompositions])
@@ -228,14 +225,18 @@ def _sides_table(comparison: api.Comparison) -> doc.Table:
 def _corrections_table(contrast: api.Contrast) -> doc.Table:
     def pair(key: str, item: tuple[str, Mapping[str, api.Change]]) -> str:
         change = item[1].get(key, api.UNMEASURED_CHANGE)
-        ends = (format_number(side.value, "fraction") for side in (change.reference, change.other))
-        return " → ".join(ends) + (" *" if change.significant else "") if key in item[1] else DASH
+        text = _format_change((change.reference.value, change.other.value), "fraction")
+        return text + (" *" if change.significant else "") if key in item[1] else DASH
 
     drops = {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}
     columns = [doc.Column(SHORT_TITLES[key], partial(pair, key), drop=drop) for key, drop in drops.items()]
     names = doc.Column("correction", lambda item: item[0], "name")
     caption = "Corrections: first run → compared run (* marks a significant change)"
     return doc.Table.of(caption, api.active_corrections(contrast), [names, *columns], reach=doc.TERMINAL_AND_PAGE)
+
+
+def _format_change(ends: Iterable[float | None], unit: str = "") -> str:
+    return " → ".join(format_number(end, unit) for end in ends)
 
 
 def _contributions_table(contrast: api.Contrast) -> doc.Table:
@@ -248,15 +249,8 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
         doc.Column("contribution", lambda item: doc.number_cell(
             item[1].total, form=lambda total: form.format_estimate(total, item[1].se)), unit="nats/token", drop=0),
         doc.Column("of the change", share, drop=1),
-        doc.Column("level", lambda item: doc.number_cell(item[1].level, form=api.format_signed), drop=4,
-                   description="part of the change that occurs because K3 of these tokens rose or fell"),
-        doc.Column("mix", lambda item: doc.number_cell(item[1].mix, form=api.format_signed), drop=4,
-                   description="part of the change that occurs because the share of these tokens rose or fell"),
-        doc.Column("K3 there, reference", lambda item: item[1].k3[0], drop=2),
-        doc.Column("other", lambda item: item[1].k3[1]),
-        doc.Column("tokens of the part in the reference run", drop=5,
-                   make=lambda item: doc.number_cell(item[1].tokens[0], "fraction")),
-        doc.Column("other", lambda item: doc.number_cell(item[1].tokens[1], "fraction")),
+        doc.Column("K3 of the part", lambda item: _format_change(item[1].k3), drop=2),
+        doc.Column("its share of the tokens", lambda item: _format_change(item[1].tokens, "fraction"), drop=4),
     ]  # fmt: skip
     items = [(found, part) for found in contrast.decompositions for part in found.parts[:MAX_PARTS]]
     left = sum(max(len(found.parts) - MAX_PARTS, 0) for found in contrast.decompositions)

@@ -14,10 +14,10 @@ from mismatchctl.report import tables
 from mismatchctl.report.figures.distributions import layers_figure
 from mismatchctl.report.figures.figure import Axis, Figure, rows_figure
 from mismatchctl.results import summary
-from mismatchctl.results.model import Example, Fact, Finding, RivalCause, Sides, SidesGroup, SideShare
+from mismatchctl.results.model import Example, Fact, Finding, RivalCause, Sides, SideShare
 from mismatchctl.results.summary import RunStatus
 
-_MAX_GROUPS, _MAX_DRAWN_GROUPS = 12, 24
+_MAX_GROUPS = 12
 _Row = tuple[str, str]
 
 
@@ -163,14 +163,11 @@ def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
         error = "" if ratio.se is None else f" ± {ratio.se:.1g}"
         meaning = "1 if the rollout column belongs to the sampling distribution"
         rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
-    rows += [(f"by {name}", _format_groups(groups)) for name, groups in sides.groups.items()]
+    for name, groups in sides.groups.items():
+        errors = [f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups]
+        rows.append((f"by {name}", "; ".join([*errors[:_MAX_GROUPS], *["..."] * (len(errors) > _MAX_GROUPS)])))
     facts = doc.Facts([*rows, *(("note", note) for note in sides.notes)], reach=doc.EVERYWHERE)
-    section = doc.Section(title, anchor, note=f"{sides.side}, {sides.confidence} confidence")
-    return section.add(facts, *(
-        doc.Figures([sides_figure(groups, name, f"{anchor}-{name}")])
-        for name, groups in sides.groups.items()
-        if 1 < len(groups) <= _MAX_DRAWN_GROUPS
-    ))  # fmt: skip
+    return doc.Section(title, anchor, note=f"{sides.side}, {sides.confidence} confidence").add(facts)
 
 
 def _format_share(share: SideShare) -> str:
@@ -180,11 +177,6 @@ def _format_share(share: SideShare) -> str:
         return share.status
     interval = "" if share.interval is None else f" [{share.interval[0]:.0%}, {share.interval[1]:.0%}]"
     return f"{share.value:.0%}{interval}"
-
-
-def _format_groups(groups: list[SidesGroup]) -> str:
-    errors = [f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups]
-    return "; ".join([*errors[:_MAX_GROUPS], *["..."] * (len(errors) > _MAX_GROUPS)])
 
 
 def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -> doc.Section:
@@ -222,18 +214,6 @@ def _format_tensor(tensor: Tensor) -> str:
     value = "" if tensor.value is None else f", {tensor.value:.2g}"
     step = "" if tensor.step is None else f" (step {tensor.step})"
     return f"{place}, {tensor.name}{value}{step}"
-
-
-def sides_figure(groups: Sequence[SidesGroup], by: str, name: str) -> Figure | None:
-    series = {
-        "rollout": {own.label: (own.rollout_rms, None, None) for own in groups},
-        "train": {own.label: (own.train_rms, None, None) for own in groups},
-    }
-    if not all((error or 0) > 0 for errors in series.values() for error, *_ in errors.values()):
-        return None
-    axis = Axis("root mean square error (nats)", "log")
-    caption = "The point further to the right is the side with the larger error."
-    return rows_figure(name, f"Error of each side by {by}", caption, axis, series)
 
 
 def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | None:

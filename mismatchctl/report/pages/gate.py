@@ -23,10 +23,7 @@ def gate_screen(
     verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = "",
     warnings: Sequence[str] = (),
 ) -> doc.Document:  # fmt: skip
-    """Build the first screen of a verdict, or the whole page with `page`.
-
-    `saved` is the path of an accepted baseline.
-    """
+    """Build the first screen of a verdict, or the whole page with `page`. `saved` is an accepted baseline."""
     answer = api.verdict_answer(verdict)
     answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
     if saved and api.is_first_baseline(verdict):
@@ -82,7 +79,6 @@ def _list_reasons(verdict: api.Verdict, order: Sequence[api.Check]) -> Iterator[
 
 
 def _name_check(check: api.Check, verdict: api.Verdict) -> str:
-    """Return the name of a check, after its run if there are several."""
     several = any(other.run != check.run for other in verdict.checks)
     return f"{f'{check.run}: ' if several else ''}{api.check_name(check)}"
 
@@ -183,7 +179,6 @@ def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.
 
 
 def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
-    """Draw the new values and the baselines, relative to their limits."""
     known = [check for check in checks if (check.value or 0) > 0 and (check.limit or 0) > 0]
     shown = {api.check_name(check): check for check in sorted(known, key=lambda check: _OUTCOMES.index(check.outcome))}
     shown = dict(list(shown.items())[:MAX_DRAWN])
@@ -205,7 +200,6 @@ def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
 
 
 def parts_figure(check: api.Check, name: str) -> Figure | None:
-    """Draw how much each part of K3 rose: most tokens (bulk), shoulder, and tail."""
     texts = {"bulk": "most tokens (bulk)", "tail": "rare tokens (tail)"}
     rises: dict[str, Interval] = {
         texts.get(part.name, part.name): (part.rise, *(part.interval or (None, None)))

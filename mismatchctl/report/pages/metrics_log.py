@@ -12,11 +12,6 @@ from mismatchctl.results.model import K3Standing, Value
 from mismatchctl.results.summary import FAILING_GROWTH, RANGE_TEXTS, RunStatus, Status, classify_k3, describe_onset
 
 _SHOWN = 5
-SNIPPET = """\
-from mismatchctl.recorder import Recorder
-
-with Recorder("dumps/", run="NAME") as recorder:
-    recorder.write(step=step, rollout_log_probs=..., train_log_probs=..., response_mask=..., prompt_id=...)"""
 
 
 def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
@@ -29,13 +24,16 @@ def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
         for index, run in enumerate(found.runs):
             made.add(_run_section(run, f"run-{index}", found, whole=whole))
     framework = next((run.framework for run in found.runs if run.framework), "")
+    aim = "to find the cause" if made.headline.status != "OK" else "for a gate with intervals"
+    following = f"mismatchctl init {framework or 'FRAMEWORK'}   # record a dump {aim}"
     if whole:
-        made.add(_recording_section(framework))
-    record = (
-        "record a dump to find the cause" if made.headline.status != "OK" else "record a dump for a gate with intervals"
-    )
-    details = [] if whole else [("Details", "-v")]
-    made.commands = [*details, ("Next", f"mismatchctl init {framework or 'FRAMEWORK'}   # {record}")]
+        text = (
+            "A log shows that the mismatch changed, but not why. With a dump of a few steps, diagnose finds the cause, "
+            "analyze and sweep show the data that each correction would reject, and gate compares it with a baseline."
+        )
+        code = doc.Code("Print the code that records a dump", following)
+        made.add(doc.Section("Next step", "next").add(doc.Note(text), code))
+    made.commands = [*([] if whole else [("Details", "-v")]), ("Next", following)]
     return made
 
 
@@ -96,14 +94,3 @@ def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple
         for one in run.health:
             yield f"lag to {one.role}", run.lag_text(one) or DASH
         yield "measures", f"{lead.name}: {lead.meaning}"
-
-
-def _recording_section(framework: str) -> doc.Section:
-    where = f"for {framework or 'your framework'}: docs/integrations/{framework and f'{framework}.md'}"
-    text = (
-        "A log shows that the mismatch changed, but not why. With a dump of a few steps, diagnose finds the cause, "
-        "analyze and sweep show the data that each correction would reject, and gate compares the dump with a "
-        f"baseline. Record a dump with these lines ({where}):"
-    )
-    snippet = doc.Code("record a dump", SNIPPET, reach=doc.EVERYWHERE)
-    return doc.Section("Next step", "next").add(doc.Note(text), snippet)

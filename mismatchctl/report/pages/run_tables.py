@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from mismatchctl.core.formatting import DASH, format_bytes, format_label, format_number
+from mismatchctl.core.formatting import DASH, format_bytes, format_count, format_label, format_number
 from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.tokenizer import load_vocabulary
@@ -50,9 +51,14 @@ def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None 
 
 def worst_tokens_table(rows: Sequence[model.WorstToken], most: int | None = None) -> doc.Table | None:
     shown = rows[: most or MAX_WORST_ROWS]
+    ids = [[row.token_id] for row in shown if row.token_id is not None]
+    text = load_vocabulary(None, [*(row.context_ids for row in shown), *ids]).text
+    before = doc.Column("what came before", lambda row: text(row.context_ids), "before")
+    token = doc.Column("token", lambda row: "" if row.token_id is None else text([row.token_id]), "code")
     columns = [
         *PLACE_COLUMNS,
-        *token_columns(shown),
+        doc.Column("position", "position", description="position 0 is the first valid token of the sequence"),
+        *((before, token) if ids else ()),
         doc.Column("rollout", "rollout_log_prob", unit="log-prob",
                    description="log-prob that the rollout engine recorded"),
         doc.Column("train", "train_log_prob", unit="log-prob", description="log-prob that the trainer computed"),
@@ -69,16 +75,6 @@ PLACE_COLUMNS = [
 ]  # fmt: skip
 
 
-def token_columns(rows: Sequence[model.WorstToken]) -> list[doc.Column]:
-    ids = [[row.token_id] for row in rows if row.token_id is not None]
-    text = load_vocabulary(None, [*(row.context_ids for row in rows), *ids]).text
-    about = "position 0 is the first valid token of the sequence"
-    place = doc.Column("position", "position", description=about)
-    before = doc.Column("what came before", lambda row: text(row.context_ids), "before")
-    token = doc.Column("token", lambda row: "" if row.token_id is None else text([row.token_id]), "code")
-    return [place, before, token] if ids else [place]
-
-
 def by_column_tables(corrections: Sequence[Correction], run: model.RunResult, name: str) -> list[doc.Table]:
     tables, gated = [], [correction.name for correction in corrections if correction.gates]
     for column, groups in run.by.items():
@@ -86,8 +82,7 @@ def by_column_tables(corrections: Sequence[Correction], run: model.RunResult, na
         table = _group_table(
             f"By {column}", column, groups, keys, [rule for rule in gated if rule in groups.corrections]
         )
-        table.title, table.reach, table.max_rows = f"{table.caption}{name}", doc.TERMINAL_AND_PAGE, MAX_GROUPS
-        tables.append(table)
+        tables.append(replace(table, title=f"By {column}{name}", reach=doc.TERMINAL_AND_PAGE, max_rows=MAX_GROUPS))
     return tables
 
 
@@ -116,40 +111,25 @@ def _group_table(
     return table
 
 
-def _values_table(
-    caption: str, scope: str, keys: Iterable[str], columns: Mapping[str, Mapping[str, model.Value]], *more: doc.Column,
-    absent: model.Value = model.NOT_RECORDED, errors: bool = True,
+def metric_table(
+    caption: str, scope: str, keys: Iterable[str], columns: Mapping[str, Mapping[str, model.Value]],
+    *, errors: bool = True,
 ) -> doc.Table:  # fmt: skip
-    """Return a table with a row per metric, a column per set of values, and further columns before the unit."""
+    """Return a table with a row per metric and a column per run or correction, with the intervals of a single run."""
+    absent = model.NOT_RECORDED if scope == "m" else model.Value(value=None, status="not a metric of this correction")
 
     def value(own: Mapping[str, model.Value], one: Metric) -> doc.TableCell:
         return value_cell(own.get(one.key, absent), one.unit, errors=errors)
 
+    def interval(one: Metric) -> str:
+        ends = next(iter(columns.values()))[one.key].interval
+        return DASH if ends is None else " to ".join(format_number(end, one.unit) for end in ends)
+
     title = doc.Column("metric", lambda one: doc.TableCell(one.title, anchor=f"{scope}-{one.key}"), "name")
     values = [doc.Column(name, partial(value, own), drop=0) for name, own in columns.items()]
+    values += [doc.Column("95% interval", interval, drop=2)] if (scope, len(columns)) == ("m", 1) else []
     metrics = [find_metric(key, scope) for key in keys]
-    return doc.Table.of(caption, metrics, [title, *values, *more, doc.Column("unit", "unit", "text", 1)])
-
-
-def metric_table(runs: Mapping[str, model.RunResult], keys: Iterable[str], *, brief: bool = False) -> doc.Table:
-    """Return metrics with a column per run. `brief` leaves out errors."""
-
-    def interval(metric: Metric) -> str:
-        ends = next(iter(runs.values())).overall.metrics[metric.key].interval
-        return DASH if ends is None else " to ".join(format_number(end, metric.unit) for end in ends)
-
-    alone = len(runs) == 1
-    columns = {"value" if alone else name: run.overall.metrics for name, run in runs.items()}
-    intervals = [doc.Column("95% interval", interval, drop=2)] if alone else []
-    caption = "Metrics of the mismatch" if brief else "Metrics of the mismatch. ± is one standard error."
-    return _values_table(caption, "m", keys, columns, *intervals, errors=not brief)
-
-
-def correction_metric_table(run: model.RunResult) -> doc.Table:
-    known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
-    absent = model.Value(value=None, status="this correction does not have this metric")
-    caption = "All metrics of each correction. ± is one standard error, computed over clusters."
-    return _values_table(caption, "c", known, run.overall.corrections, absent=absent)
+    return doc.Table.of(caption, metrics, [title, *values, doc.Column("unit", "unit", "text", 1)])
 
 
 def logged_table(run: model.RunResult, framework: str) -> doc.Table | None:
@@ -169,41 +149,46 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table | None:
     return doc.Table.of(caption, rows, columns, left_out=left_out)
 
 
+def describe_log(run: model.RunResult, most: int | None = None) -> Iterator[str]:
+    """Describe the agreement of the dump with the run's log, with at most `most` names."""
+    for found in [*run.against.values(), *([run.against_metrics] if run.against_metrics else [])]:
+        wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
+        verb = "agrees" if len(found.names) == 1 else "agree"
+        right, every = len(found.names) - len(wrong), format_count(len(found.names), "metric")
+        text = f"{right} of {every} {verb} with the run's log"
+        text += f"; different: {', '.join(wrong[:most])}" if wrong else ""
+        yield f"{text}; not in the log: {', '.join(found.missing[:most])}" if found.missing else text
+    if others := names_not_compared(run):
+        more = f" and {len(others) - most} more" if most is not None and len(others) > most else ""
+        yield f"in the log, but not compared: {', '.join(others[:most])}{more}"
+    if run.order:
+        yield run.order
+
+
 def run_log_section(run: model.RunResult, name: str, anchor: str, provenance: model.Provenance) -> doc.Section:
     section, log = doc.Section("The run's log", f"{anchor}-log", folded=True), provenance.log
+    lags = (f"{logged}: K3 {lag.text}" for logged, lag in run.lags.items() if lag.steps is not None)
+    section.add(*(doc.Note(text, reach=doc.TERMINAL_AND_PAGE) for text in (*describe_log(run), *lags)))
     for correction, found in run.against.items():
         title = f"{log}, compared with metrics of {provenance.framework} computed from {name} with {correction}"
-        section.add(*_agreement_parts(title, found))
-    metrics_log = run.against_metrics or model.MetricLogComparison()
-    if metrics_log.names:
-        labeled = {f"{logged} ({metrics_log.metrics[logged]})": found for logged, found in metrics_log.names.items()}
-        section.add(
-            *_agreement_parts(f"{log}, compared with the metrics of {name}", model.LogComparison(names=labeled))
-        )
-    if others := names_not_compared(run):
-        section.add(doc.Note(f"in the log, but not compared: {', '.join(others)}", reach=doc.TERMINAL_AND_PAGE))
-    section.add(doc.Note(run.order, reach=doc.EVERYWHERE) if run.order else None)
-    lags = (f"{logged}: K3 {lag.text}" for logged, lag in run.lags.items() if lag.steps is not None)
-    return section.add(*(doc.Note(sentence, reach=doc.TERMINAL_AND_PAGE) for sentence in lags))
+        section.add(_agreement_table(title, found.names))
+    if (other := run.against_metrics) is not None:
+        names = {f"{logged} ({other.metrics[logged]})": agreement for logged, agreement in other.names.items()}
+        section.add(_agreement_table(f"{log}, compared with the metrics of {name}", names))
+    return section
 
 
-def _agreement_parts(title: str, found: model.LogComparison) -> Iterator[doc.DocumentPart]:
-    title = f"{title}: {sum(name.agrees for name in found.names.values())} of {len(found.names)} metrics agree"
-    if found.names:
-        yield doc.Table.of(title, found.names.items(), [
-            doc.Column("name", lambda item: item[0], "name"),
-            doc.Column("", lambda item: "agrees" if item[1].agrees else "DIFFERS", "text", 0),
-            doc.Column("largest difference", lambda item: f"{item[1].difference:.1e}", drop=0),
-            doc.Column("allowed", lambda item: f"{item[1].allowed:.1e}", drop=4),
-            doc.Column("at step", lambda item: item[1].step, drop=3),
-            doc.Column("dump", lambda item: format_number(item[1].dump), drop=1),
-            doc.Column("log", lambda item: format_number(item[1].log), drop=1),
-            doc.Column("steps", lambda item: str(item[1].steps), drop=2),
-        ], reach=doc.TERMINAL_AND_PAGE)  # fmt: skip
-    else:
-        yield doc.Note(title, reach=doc.TERMINAL_AND_PAGE)
-    if found.missing:
-        yield doc.Note(f"not in the log: {', '.join(found.missing)}", reach=doc.TERMINAL_AND_PAGE)
+def _agreement_table(title: str, names: Mapping[str, model.Agreement]) -> doc.Table:
+    return doc.Table.of(title, names.items(), [
+        doc.Column("name", lambda item: item[0], "name"),
+        doc.Column("", lambda item: "agrees" if item[1].agrees else "DIFFERS", "text", 0),
+        doc.Column("largest difference", lambda item: f"{item[1].difference:.1e}", drop=0),
+        doc.Column("allowed", lambda item: f"{item[1].allowed:.1e}", drop=4),
+        doc.Column("at step", lambda item: item[1].step, drop=3),
+        doc.Column("dump", lambda item: format_number(item[1].dump), drop=1),
+        doc.Column("log", lambda item: format_number(item[1].log), drop=1),
+        doc.Column("steps", lambda item: str(item[1].steps), drop=2),
+    ], reach=doc.TERMINAL_AND_PAGE)  # fmt: skip
 
 
 def comparison_of_corrections(result: model.Result) -> doc.Table:
@@ -241,7 +226,6 @@ def comparison_of_corrections(result: model.Result) -> doc.Table:
 
 
 def _fresh_batch_cell(found: model.FreshBatch | None) -> doc.TableCell:
-    """Format a prediction with its interval. A limitation becomes a footnote."""
     if found is None or found.value is None or found.interval is None:
         return doc.TableCell(DASH, "not predicted" if found is None else found.status)
     share, low, high = (format_number(each, "fraction") for each in (found.value, *found.interval))

@@ -29,10 +29,7 @@ _REMEDY = "pass JSON files that analyze, sweep, compare, advise or gate wrote"
 
 
 def read_saved(paths: Sequence[Path]) -> tuple[View, Document]:
-    """Read results with their page: Results and sweeps together, or the result of another command.
-
-    Results are merged. Runs with the same name get the file name as a suffix.
-    """
+    """Read a saved result with its page. Results are merged, and files tell runs with the same name apart."""
     found = [(path, _parse_saved(read_json(path, _REMEDY), path)) for path in paths]
     if len(found) == 1:
         return found[0][1], PAGES[type(found[0][1])](found[0][1])
@@ -41,10 +38,11 @@ def read_saved(paths: Sequence[Path]) -> tuple[View, Document]:
     if other is not None or not results:
         problem = "only results of analyze, alone or with sweeps, can share a page"
         raise DataError(problem, file=str(other or paths[0]), remedy="pass this file alone")
-    names, every = [name for result in results.values() for name in result.runs], list(results.values())
+    names, stems = [name for result in results.values() for name in result.runs], [path.stem for path in results]
+    every = list(results.values())
     merged = every[0].model_copy(deep=True)
     merged.runs = {
-        name if names.count(name) == 1 else f"{name} ({path.stem})": run
+        name if names.count(name) == 1 else f"{name} ({path.stem if stems.count(path.stem) == 1 else path})": run
         for path, result in results.items()
         for name, run in result.runs.items()
     }
@@ -68,9 +66,7 @@ def _parse_sections(data: Mapping[str, Any]) -> View | None:
     plain = {key: value for key, value in data.items() if key not in ("tool", "version", "format")}
     if "contrasts" in data:
         if data.get("format") != FORMAT:
-            raise ValueError(
-                f"the comparison has format {data.get('format')!r}, but this version reads format {FORMAT}"
-            )
+            raise ValueError(f"the comparison has format {data.get('format')!r}; this version reads format {FORMAT}")
         return Comparison.model_validate(data)
     if "checks" in data:
         return Verdict.model_validate(plain)

@@ -233,26 +233,14 @@ def study_section(own: StudyRun) -> doc.Section:
     found = "No point has values of all metrics, so there is no Pareto front"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other point beats in rejection, ESS and bias"
-    points = _points_table(own, chosen, f"{found}.")
-    points.title, points.reach = found, doc.EVERYWHERE
-
-    every = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.")
-    every.title, every.folded = f"All points of {study.name}", True
+    points = _points_table(own, chosen, f"{found}.", title=found, reach=doc.EVERYWHERE)
+    caption = f"{format_count(len(rows), 'point')}."
+    every = _points_table(own, rows[:MAX_ROWS], caption, title=f"All points of {study.name}", folded=True)
     curves = list(charts.curve_figures(own))
     return doc.Section(study.name, own.anchor, lead=_lead_sentence(study, own.start)).add(
-        _axes_note(study), doc.Figures([charts.front_figure(own)]),
+        doc.Figures([charts.front_figure(own)]),
         doc.Figures([figure for _, figure in curves], [axis for axis, _ in curves]), points, every,
     )  # fmt: skip
-
-
-def _axes_note(study: Study) -> doc.Note:
-    axes = []
-    for axis in study.axes:
-        numbers = axis.is_numeric and len(axis.values) > 1
-        ends = " to ".join(map(api.format_threshold, (axis.values[0], axis.values[-1])))
-        values = ends if numbers else ", ".join(map(api.format_threshold, axis.values))
-        axes.append(f"{axis_label(study.correction, axis.path)}: {values}")
-    return doc.Note(f"{'; '.join(axes)} ({format_count(len(study.points), 'point')})", "quiet")
 
 
 def _lead_sentence(study: Study, start: int) -> str:
@@ -265,7 +253,7 @@ def _lead_sentence(study: Study, start: int) -> str:
     return (about[:1].upper() + about[1:] + sides + fixed).strip() or "One threshold varies."
 
 
-def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str) -> doc.Table:
+def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, **more: Any) -> doc.Table:
     points, sweep = own.study.points, own.sweep
     keys = {key: api.POINT_METRICS[key][1] for key, _ in api.distinguishing_metrics(own.rows)}
 
@@ -283,51 +271,34 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str) -> 
         label, kind = axis_label(own.study.correction, axis.path), "number" if place else "name"
         columns.append(doc.Column(label, partial(threshold, place), kind, 0, short=label.removeprefix("bound ")))
     columns += metric_columns(keys, value, "c")
-    table = doc.Table.of(caption, rows, columns, sortable=True)
-    if len(points) > len(rows) == MAX_ROWS:
-        table.left_out = f"The first {MAX_ROWS} of {len(points):,} points; -o writes all of them."
-    return table
+    cut = len(points) > len(rows) == MAX_ROWS
+    left_out = f"The first {MAX_ROWS} of {len(points):,} points; -o writes all of them." if cut else ""
+    return doc.Table.of(caption, rows, columns, sortable=True, left_out=left_out, **more)
 
 
-MAX_EXPLORER_POINTS = 4_000
+MAX_EXPLORER_POINTS = 1_000
 """Maximum points of a study in the interactive explorer, over all runs."""
-MAX_CONFIGS = 400
-"""Maximum points of a study with a configuration. Points on the Pareto front come first."""
 OWN_SYNTAX = "mismatchctl"
-EXPLORER_KEYS = (
-    "rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean", "weight_bias",
-    "weight_bounded_high", "weight_bounded_low", "normalization_factor", "k3_kept", "empty_prompts",
-)  # fmt: skip
 
 
-def explorer_keys(study: Study) -> list[str]:
-    weighted = study.correction.weight is not None
-    keys = [key for key in EXPLORER_KEYS if weighted or ("weight" not in key and key != "normalization_factor")]
-    sides = [f"{unit}_{side}" for unit in ("tokens", "sequences") for side in ("low", "high")]
-    return [*keys, *(f"gate{gate}_{side}" for gate in range(len(study.correction.gates)) for side in sides)]
+def _explorer_keys(study: Study) -> list[str]:
+    return [key for key in api.POINT_METRICS if study.correction.weight is not None or "weight" not in key]
 
 
 def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]]) -> doc.Section:
-    lead = [
-        "Move a threshold to see its effect and its configuration. The vertical line in the curves shows the threshold."
-    ]
+    lead = "Move a threshold to see its effect and its configuration. A line in the curves shows the threshold."
     places = [at for at, own in enumerate(every[0]) if len(own.rows) * len(every) <= MAX_EXPLORER_POINTS]
     left = [study.name for at, study in enumerate(sweep.studies) if at not in places]
     if left:
-        lead.append(f"Too large to explore on this page (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
-    if any(len(sweep.studies[at].points) > MAX_CONFIGS for at in places):
-        lead.append(f"With more than {MAX_CONFIGS} points, only the Pareto front is written as configurations.")
-    keys = {key for at in places for key in explorer_keys(sweep.studies[at])}
+        lead += f" Too large to explore on this page (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}."
+    keys = {key for at in places for key in _explorer_keys(sweep.studies[at])}
     explorer = doc.Explorer(lambda: explorer_data(sweep, every, places), {f"c-{key}" for key in keys})
-    return doc.Section("Explore", "explore", lead=" ".join(lead)).add(explorer)
+    return doc.Section("Explore", "explore", lead=lead).add(explorer)
 
 
 def explorer_data(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], places: Sequence[int]) -> dict[str, Any]:
     runs = [
-        {
-            "name": run,
-            "studies": [{"start": own[at].start, "values": _point_texts(own[at])} for at in places],
-        }
+        {"name": run, "studies": [{"start": own[at].start, "values": _point_texts(own[at])} for at in places]}
         for run, own in zip(sweep.runs, every, strict=True)
     ]
     studies: list[dict[str, Any]] = []
@@ -335,14 +306,14 @@ def explorer_data(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], places:
         one, axes = every[0][place], list[dict[str, Any]]()
         for at, axis in enumerate(one.study.axes):
             labels = (threshold_label(one.study.correction_at(point), axis.path) for point in one.points_along(at))
-            named = zip(labels, map(api.format_threshold, axis.values), strict=True)
-            texts = [f"{label} (x = {value})" for label, value in named]
+            texts = [
+                f"{label} (x = {api.format_threshold(value)})" for label, value in zip(labels, axis.values, strict=True)
+            ]
             values = list(axis.values) if axis.is_numeric else None
             axes.append({"path": axis_label(one.study.correction, axis.path), "texts": texts, "values": values})
-        titles = [(find_metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)]
-        configs = _config_data(one.study, [own[place].rows for own in every])
-        studies.append({"name": one.study.name, "place": place, "axes": axes, "configs": configs,
-                        "titles": titles})  # fmt: skip
+        titles = [(find_metric(key, "c").title, f"c-{key}") for key in _explorer_keys(one.study)]
+        configs = _config_data(one.study)
+        studies.append({"name": one.study.name, "place": place, "axes": axes, "configs": configs, "titles": titles})
     return {"runs": runs, "studies": studies}
 
 
@@ -352,26 +323,22 @@ def _point_texts(own: StudyRun) -> list[list[str]]:
         value = row[key] if reason == "ok" else None
         return form.format_estimate_or_reason(value, row.get(f"{key}_se"), own.sweep.metrics[key].unit, reason)
 
-    return [[text(row, key) for row in own.rows] for key in explorer_keys(own.study)]
+    return [[text(row, key) for row in own.rows] for key in _explorer_keys(own.study)]
 
 
-def _config_data(study: Study, runs: Sequence[Sequence[api.SweepRow]]) -> dict[str, Any]:
+def _config_data(study: Study) -> dict[str, Any]:
     """Return the configurations of points in each syntax, as indices into a list of distinct lines."""
     lines: dict[str, int] = {}
     loaded = (adapter.load("") for adapter in load_adapters())
     frameworks = [framework for framework in loaded if framework.native(study.correction_at(0))[0]]
-    rows = [row for run in runs for row in run]
-    points = list(dict.fromkeys(row["point"] for row in rows))
-    if len(points) > MAX_CONFIGS:
-        points = api.thin_rows(sorted({row["point"] for row in rows if row["pareto"]}), MAX_CONFIGS)
-    found: dict[int, list[list[int]]] = {}
-    for point in points:
+    found = []
+    for point in range(len(study.points)):
         correction = study.correction_at(point).model_copy(update={"about": ""})  # the text describes another point
         texts = (format_native(correction, framework, nearest=True) for framework in frameworks)
-        found[point] = [
+        found.append([
             [lines.setdefault(line, len(lines)) for line in text.splitlines()]
             for text in (format_preset(Preset(correction)), *texts)
-        ]
+        ])  # fmt: skip
     names = [OWN_SYNTAX, *(framework.title for framework in frameworks)]
     return {"names": names, "lines": list(lines), "points": found}
 
@@ -414,7 +381,6 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
         doc.Column("predicted", lambda item: doc.TableCell(
             format_number(item[1].value, "fraction"), "" if item[1].status == "ok" else item[1].status), drop=0),
         doc.Column("95% interval", lambda item: api.format_interval(item[1]), "text", 0),
-        doc.Column("status", lambda item: _short_status(item[1].status), "text", 2),
     ]  # fmt: skip
     for question, found in questions.items():
         caption = f"Predicted: {question}"
@@ -426,13 +392,8 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
 
 
 def _describe_model(one: Prediction) -> Iterator[str]:
-    if one.status not in ("ok", _short_status(one.status)):
+    if one.status != "ok":
         yield one.status
     yield f"Model: {one.model}."
     if one.check is not None:
         yield api.describe_check(one.check)
-
-
-def _short_status(status: str) -> str:
-    """Return the part of a status before the colon, or "" for `ok`."""
-    return "" if status == "ok" else status.partition(":")[0]

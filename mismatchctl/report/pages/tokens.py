@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby
 from typing import Any
@@ -14,6 +13,7 @@ from mismatchctl.api.browse import STATE_REJECTED, AppliedCorrection, SequenceRo
 from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number, shorten
 from mismatchctl.corrections.labels import correction_label
 from mismatchctl.io import __version__
+from mismatchctl.report.figures.figure import round_number
 from mismatchctl.report.html import render_page, script_json
 
 MAX_TOKENS = 40_000
@@ -105,8 +105,8 @@ def _token_numbers(row: SequenceRow, span: tuple[int, int]) -> dict[str, Any]:
     return found
 
 
-def _round_numbers(values: np.ndarray[Any, Any]) -> list[float | None]:
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
+def _round_numbers(values: np.ndarray[Any, Any]) -> list[Any]:
+    return [round_number(value, 5) for value in values.tolist()]
 
 
 def _correction_data(applied: AppliedCorrection, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:

@@ -14,11 +14,8 @@ from mismatchctl.report.tables import SHORT_TITLES, by_severity, runs_headline
 from mismatchctl.results.summary import get_summary, percent, run_status
 
 LINE_COLUMNS = {
-    "tokens": ("tokens", 9),
-    "k3": ("nats/token", 9),
-    "abs_diff_mean": ("nats", 11),
-    "ess_token": ("fraction", 10),
-}
+    "tokens": ("tokens", 9), "k3": ("nats/token", 9), "abs_diff_mean": ("nats", 11), "ess_token": ("fraction", 10),
+}  # fmt: skip
 """(unit, width) per metric."""
 _ONE_RUN_ONLY = "abs_diff_mean"
 """Metric that is left out if a line also contains the name of the run, so that the line fits 80 columns."""
@@ -60,10 +57,8 @@ def _find_jumps(look: Snapshot) -> Mapping[StepKey, str]:
     for name, run in look.result.runs.items():
         growth = get_summary(run).growth
         if growth.verdict == "grew" and growth.factor is not None:
-            onset = next((i for i, label in enumerate(run.groups.labels) if label == growth.onset), None)
-            if onset is not None:
-                verb = "jumps" if growth.shape == "jump" else "grows"
-                found[name, onset] = f"K3 {verb} {format_number(growth.factor)}x"
+            verb = "jumps" if growth.shape == "jump" else "grows"
+            found[name, run.groups.labels.index(growth.onset)] = f"K3 {verb} {format_number(growth.factor)}x"
     return found
 
 
