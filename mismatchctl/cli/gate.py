@@ -15,7 +15,6 @@ from mismatchctl.cli import output as out
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
-    from mismatchctl.api.gate.rules import Rule
     from mismatchctl.api.gate.verdict import Verdict
 
 
@@ -69,8 +68,10 @@ def gate(
 
     from mismatchctl.api.gate.coverage import Tolerances
     from mismatchctl.api.gate.gate import judge, load_result, no_baseline, plan_sample_sizes, read_baseline
+    from mismatchctl.api.gate.rules import BITWISE_RULE, DEFAULT_RULES, parse_rules
 
-    rules = _parse_rules(rule or (), expect_bitwise)
+    given_rules = [one for text in rule or () for one in parse_rules(text)] + [BITWISE_RULE] * expect_bitwise
+    rules = given_rules or DEFAULT_RULES
     against = read_baseline(baseline, fixed_tokens=fixed_tokens)
     corrections = opt.select_corrections(correction)
     regression = None if plan is None else opt.parse_share("--plan", plan, 1000, "write a rise, such as 20%")
@@ -111,13 +112,6 @@ def gate(
     raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
 
 
-def _parse_rules(texts: Sequence[str], expect_bitwise: bool) -> Sequence[Rule]:
-    from mismatchctl.api.gate.rules import BITWISE_RULE, DEFAULT_RULES, parse_rules
-
-    rules = [rule for text in texts for rule in parse_rules(text)]
-    return [*rules, *([BITWISE_RULE] if expect_bitwise else [])] or DEFAULT_RULES
-
-
 def _write_verdict(verdict: Verdict, outputs: opt.OutputOptions, junit: Path | None) -> None:
     from mismatchctl.report.markdown import junit_xml
     from mismatchctl.report.pages.gate import document
@@ -130,13 +124,16 @@ def _write_verdict(verdict: Verdict, outputs: opt.OutputOptions, junit: Path | N
 def _print_verdict(
     verdict: Verdict, paths: Sequence[str], outputs: opt.OutputOptions, saved: str = "", warnings: Sequence[str] = ()
 ) -> None:
-    """Print the verdict, and write the summary and annotations of GitHub Actions."""
     from mismatchctl.report.markdown import render_markdown, workflow_commands
     from mismatchctl.report.pages.gate import document, gate_screen
 
     page = document(verdict)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        _append_text(Path(summary), render_markdown(page))
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(render_markdown(page) + "\n")
+        except OSError as error:
+            out.print_message(f"warning: the summary cannot be written to {summary}: {error.strerror or error}")
     shown = page if outputs.verbose else None
     outputs.show(
         verdict.to_json, lambda: page, lambda: gate_screen(verdict, paths, page=shown, saved=saved, warnings=warnings)
@@ -144,14 +141,6 @@ def _print_verdict(
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(verdict):
             typer.echo(line, err=bool(outputs.printed))
-
-
-def _append_text(place: Path, text: str) -> None:
-    try:
-        with place.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-    except OSError as error:
-        out.print_message(f"warning: the summary cannot be written to {place}: {error.strerror or error}")
 
 
 def _exit_code(verdict: Verdict, on_undecided: str, quiet: bool) -> int:

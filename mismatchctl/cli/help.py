@@ -67,10 +67,7 @@ def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def _annotate(parameter: Parameter, command: str, of: Parameter) -> Any:
-    """Add the description in help.toml to the type of a parameter.
-
-    `of` is the parameter itself, or contains it as a field.
-    """
+    """Add the description in help.toml to the type of a parameter. `of` is the parameter, or has it as a field."""
     if parameter.annotation is typer.Context:
         return parameter.annotation
     sections = [_read_help().get(name, {}) for name in (command, getattr(of.annotation, "__name__", ""), "shared")]
@@ -159,7 +156,6 @@ def _types(annotation: Any) -> Iterator[Any]:
 
 
 def _option_help(option: Any) -> str:
-    """Return the help text of an option, followed by its default."""
     text, value = " ".join((getattr(option, "help", None) or "").split()), option.default
     shown = not (option.required or callable(value) or option.show_default is False or "[default" in text)
     if shown and value not in (None, "", (), [], False):

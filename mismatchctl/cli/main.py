@@ -136,7 +136,6 @@ _REMEDY_REPLACEMENTS = {
 
 
 def _adapt_remedy(command: Any, sentence: str) -> str:
-    """Replace a remedy that names an option which the command does not have."""
     flags = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
     for flag, (pattern, replacement) in _REMEDY_REPLACEMENTS.items():
         sentence = sentence if flag in flags else re.sub(pattern, replacement, sentence)
@@ -222,7 +221,6 @@ def _load_settings(
 
 @cache
 def build_app(*verbs: str) -> typer.Typer:
-    """Return the command-line app with these commands."""
     app = typer.Typer(
         name=PROGRAM_NAME,
         cls=_CommandGroup,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mismatchctl.report.document import Document
 
 BadDataPolicy = Literal["error", "skip", "mask"]
-"""Handling of bad rows and files."""
 
 
 def _may_be_log(path: str) -> bool:
@@ -77,14 +76,11 @@ class InputOptions(PairOptions):
         return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
 
     def sources(self, quiet: bool) -> Sequence[DumpSource]:
-        """Return the paths of the dump.
-
-        If two files are given, they are joined first, and a note reports ids that do not match.
-        """
+        """Return the paths of the dump, or two joined files with a note about ids that do not match."""
         sides = self.sides()
-        if sides is None and not self.paths:
-            raise ConfigError("missing argument DUMPS; pass a dump, or two files with --rollout and --train")
         if sides is None:
+            if not self.paths:
+                raise ConfigError("missing argument DUMPS; pass a dump, or two files with --rollout and --train")
             return self.names
         if self.paths:
             raise ConfigError("use either DUMPS or --rollout and --train")
@@ -101,10 +97,7 @@ class InputOptions(PairOptions):
         return parse_renames(self.column)
 
     def are_logs(self, given: Mapping[str, object]) -> bool:
-        """Return True if the paths are metrics logs.
-
-        The options in `given` are errors for a log, because they need a dump.
-        """
+        """Return True if the paths are metrics logs. The options in `given` need a dump, so logs refuse them."""
         if self.sides() is not None or not any(map(_may_be_log, self.names)):
             return False
         from mismatchctl.api.metrics_log import is_run_log  # takes time to import
@@ -143,7 +136,6 @@ class EngineOptions:
 
 
 def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
-    """Parse `--column canonical=actual` into a mapping."""
     found: dict[str, str] = {}
     for text in columns or ():
         canonical, equals, actual = text.partition("=")
@@ -243,7 +235,6 @@ class OutputOptions:
         self, data: Callable[[], str], page: Callable[[], Document], screen: Callable[[], Document],
         warnings: Callable[[], Iterable[str]] = tuple, save: Callable[[Path], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write all files together, then print."""
         page = cache(page)
         with out.write_together(self.quiet):
             self.write(data, page, save)
@@ -257,7 +248,9 @@ class OutputOptions:
         if self.open_ and self.html is not None:
             out.open_page(self.html)
         if str(self.markdown) == "-":
-            out.print_markdown(page())
+            from mismatchctl.report.markdown import render_markdown
+
+            typer.echo(render_markdown(page()), nl=False)
         elif self.printed:
             out.print_warnings(warnings(), self.quiet)
             typer.echo(data(), nl=False)
@@ -280,7 +273,6 @@ def select_corrections(
 
 
 def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Correction]:
-    """Read the corrections of a framework's configuration, and print the unused keys."""
     from mismatchctl.frameworks.config_files import read_configurations
 
     configurations = read_configurations(path, framework)

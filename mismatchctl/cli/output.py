@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
     from mismatchctl.report.document import Document
 
-PIPED_WIDTH = 140
-"""Width in characters if the width of the terminal is unknown."""
-MIN_WIDTH = 40
-"""Minimum width of a readable table in characters."""
+PIPED_WIDTH, MIN_WIDTH = 140, 40
+"""Width in characters if the width of the terminal is unknown, and minimum width of a readable table."""
 
 
 @contextlib.contextmanager
@@ -41,7 +39,6 @@ def write_together(quiet: bool) -> Iterator[None]:
 
 
 def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
-    """Write files, each completely or not at all."""
     from mismatchctl.io.files import write_atomically
 
     for place, content in files:
@@ -94,16 +91,9 @@ def print_json_or_page(data: Any, page: Callable[[], Document], *, as_json: bool
 
 
 def print_page(page: Document, *, whole: bool = False) -> None:
-    """Print a document in the terminal. `whole` prints all details."""
     from mismatchctl.report.terminal import print_document
 
     print_document(page, _make_console(), whole=whole)
-
-
-def print_markdown(page: Document) -> None:
-    from mismatchctl.report.markdown import render_markdown
-
-    typer.echo(render_markdown(page), nl=False)
 
 
 def print_warnings(sentences: Iterable[str], quiet: bool) -> None:
@@ -176,7 +166,6 @@ def check_output_paths(
 
 
 def _reads_file(text: str, place: Path) -> bool:
-    """Return True if an output file is also an input of the command."""
     for path in _named_paths(text):
         if path.is_dir():
             inside = Path(os.path.realpath(place)).is_relative_to(os.path.realpath(path))
@@ -192,7 +181,6 @@ def _named_paths(text: str) -> list[Path]:
 
 
 def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
-    """Return True if the folder directly contains files of the dump."""
     for path in (path for text in inputs if text is not None for path in _named_paths(str(text))):
         input_folder = path if path.is_dir() else path.parent
         is_read = path.is_dir() or path.suffix in _DUMP_SUFFIXES

@@ -214,7 +214,6 @@ def _read(path: Path) -> str:
 
 
 def _check_dump(path: str) -> None:
-    """Print the answer of analyze for each run of the dump."""
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.results.summary import run_status
 
