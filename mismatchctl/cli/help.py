@@ -80,20 +80,6 @@ def _annotate(parameter: Parameter, command: str, of: Parameter) -> Any:
     return Annotated[parameter.annotation, typer.Option(*flags, rich_help_panel=panel, metavar=value, **own)]
 
 
-class _OwnHelp:
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help page."""
-        _write_page(self, ctx, formatter)
-
-
-class HelpCommand(_OwnHelp, TyperCommand):
-    """A command that prints its own help."""
-
-
-class HelpGroup(_OwnHelp, TyperGroup):
-    """A group of commands that prints its own help."""
-
-
 def _write_page(command: Any, ctx: Any, formatter: Any) -> None:
     width = formatter.width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
     shown = [one for one in command.get_params(ctx) if not getattr(one, "hidden", False)]
@@ -121,6 +107,18 @@ def _write_page(command: Any, ctx: Any, formatter: Any) -> None:
         formatter.write("\n".join(["", "Examples:", *(f"  $ mismatchctl {example}" for example in examples), ""]))
     if command.epilog:
         formatter.write(f"\n{fill(command.epilog, width)}\n")
+
+
+class HelpCommand(TyperCommand):
+    """A command that prints its own help."""
+
+    format_help = _write_page
+
+
+class HelpGroup(TyperGroup):
+    """A group of commands that prints its own help."""
+
+    format_help = _write_page
 
 
 def _argument_name(argument: Any) -> str:

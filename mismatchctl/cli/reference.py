@@ -162,15 +162,15 @@ def presets_or_list(
             raise ConfigError(
                 f"write --json after {ctx.invoked_subcommand}; --table does not work with {ctx.invoked_subcommand}"
             )
-    elif table:
-        from mismatchctl.corrections.presets import list_traits
-        from mismatchctl.frameworks.registry import load_presets
-        from mismatchctl.report.pages import reference
+        return
+    from mismatchctl.corrections.presets import list_traits
+    from mismatchctl.frameworks.registry import load_presets
+    from mismatchctl.report.pages import reference
 
-        traits = list_traits(load_presets())
-        out.print_json_or_page(traits, lambda: reference.methods_document(load_presets()), as_json=json)
-    else:
-        list_presets(verbose=verbose, json=json)
+    known = load_presets()
+    data = list_traits(known) if table else [preset.to_mapping() | {"name": name} for name, preset in known.items()]
+    page = reference.presets_document if verbose else reference.presets_screen
+    out.print_json_or_page(data, lambda: (reference.methods_document if table else page)(known), as_json=json)
 
 
 @presets.command("frameworks")
@@ -182,18 +182,6 @@ def list_frameworks(verbose: bool = False, json: bool = False) -> None:
 
     known = list_frameworks()
     out.print_json_or_page(known, lambda: reference.frameworks_document(known, whole=verbose), as_json=json)
-
-
-@presets.command("list")
-@declare_options("presets list")
-def list_presets(verbose: bool = False, json: bool = False) -> None:
-    """List all presets by framework."""
-    from mismatchctl.frameworks.registry import load_presets
-    from mismatchctl.report.pages import reference
-
-    data = [preset.to_mapping() | {"name": name} for name, preset in load_presets().items()]
-    page = reference.presets_document if verbose else reference.presets_screen
-    out.print_json_or_page(data, lambda: page(load_presets()), as_json=json)
 
 
 @presets.command("show")
