@@ -165,9 +165,9 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
     marks = [_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED)] if front else []
     for place, (run, result) in enumerate(runs.items()):
         found = [
-            (shorten(key, fig.MAX_NAME), rejected.value, *fig.interval_of(k3.value, k3.se, k3.interval, log=True))
+            (shorten(key, fig.MAX_NAME), share.value, *fig.interval_of(k3.value, k3.se, k3.interval, log=True))
             for key, values in result.overall.corrections.items()
-            if (rejected := values.get("rejected_tokens", NOT_RECORDED)).value is not None
+            if (share := values.get("rejected_tokens", NOT_RECORDED)).value is not None
             and ((k3 := values.get("k3_kept", NOT_RECORDED)).value or 0) > 0
         ]
         label, index, of = ("corrections", None, "") if alone else (shorten(run, 24), place, f", {shorten(run, 24)}")
@@ -183,7 +183,7 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
         if found:
             labels, x, y, low, high = (list(column) for column in zip(*found, strict=True))
             marks.append(Marks("dots", label, x, y, low, high, labels=labels, color=place, run=index))
-    if not any(x for mark in marks for x in mark.x):
+    if len(rejected := [x for mark in marks for x in mark.x]) < 2 or not any(rejected):
         return None
     caption = "Points on the left reject less. Lower points leave less mismatch in training."
     if crowded:
