@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -239,7 +240,6 @@ def fit_rules(
 
 
 _MOST_PARENTS = 8
-_SUFFIXES = ("", ".yaml", ".yml")
 
 
 def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
@@ -250,15 +250,9 @@ def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
-    for place in folders:  # an absolute path replaces the folder
-        for suffix in _SUFFIXES:
-            candidate = place / f"{relative}{suffix}"
-            try:
-                if candidate.is_file():
-                    return candidate
-            except (OSError, ValueError):
-                return None
-    return None
+    # An absolute path replaces the folder.
+    found = (place / f"{relative}{suffix}" for place in folders for suffix in ("", ".yaml", ".yml"))
+    return next((candidate for candidate in found if os.path.isfile(candidate)), None)
 
 
 Dtype = Literal["float32", "float64"]

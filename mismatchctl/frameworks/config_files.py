@@ -179,17 +179,11 @@ def _read_python(path: Path, name: str) -> list[RawConfig]:
     return found
 
 
-@dataclass(frozen=True)
-class NativeConfig:
-    """A configuration in a framework's own keys."""
+@dataclass(frozen=True, kw_only=True)
+class NativeConfig(RawConfig):
+    """A configuration in a framework's keys. Files are merged, interpolations resolved, and unknown values left out."""
 
-    name: str  # name of its correction
     framework: Framework  # its framework, at the version that it was written for
-    # all keys, with included files merged and interpolations resolved. Unknown values are left out.
-    keys: dict[str, Any]
-    line: int = 0  # its first line. 0: the whole file.
-    scalars: Sequence[YamlScalar] = ()  # the values of a YAML file as written
-    missing: tuple[str, ...] = ()  # files that were not found
     # places that the framework reads but lack a value in the file, with their expressions
     unknown: tuple[tuple[str, str], ...] = ()
     descendant: str = ""  # the project that reuses the framework's keys, or empty
@@ -224,13 +218,13 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
     everything = [_with_files(said, path.parent) for said in read_raw_configs(path)]
     guesses: dict[str, int] = {}
     if not framework:
-        guesses = registry.guess_frameworks(path, text, [said.keys for said, _ in everything])
+        guesses = registry.guess_frameworks(path, text, [said.keys for said in everything])
         if not registry.is_clear(guesses):
             registry.refuse_others(path, text)
     likely = framework or next(iter(guesses), "")
-    trainings = [one for one in everything if one[0].whose or _may_belong_to(one[0].keys, likely)]
+    trainings = [one for one in everything if one.whose or _may_belong_to(one.keys, likely)]
     found: list[NativeConfig] = []
-    for said, missing in trainings or [max(everything, key=lambda one: _size(one[0].keys))]:
+    for said in trainings or [max(everything, key=lambda one: _size(one.keys))]:
         chosen = _choose_framework(path, said, framework, guesses, of_any)
         given = said.keys
         if said.whose and recognize(given) is None:  # only the class is known
@@ -240,25 +234,22 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
         resolves = not chosen.reads_yaml_1_1
         whole = resolve_interpolations(whole) if resolves else whole
         keys, unknown = split_unknown(whole, interpolations=resolves)
+        missing = tuple(name for name in (*said.missing, *absent) if not chosen.is_default_file(name))
         one = NativeConfig(
-            said.name,
-            chosen,
-            keys,
-            said.line,
-            said.scalars,
-            tuple(name for name in (*said.missing, *missing, *absent) if not chosen.is_default_file(name)),
-            tuple((".".join(place), text) for place, text in unknown if chosen.reads(place, whole)),
-            registry.descendant_of(chosen.name, text),
+            **vars(replace(said, keys=keys, missing=missing)),
+            framework=chosen,
+            unknown=tuple((".".join(place), text) for place, text in unknown if chosen.reads(place, whole)),
+            descendant=registry.descendant_of(chosen.name, text),
         )
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
     return [replace(one, name=name) for one, name in zip(found, _iterate_config_names(found), strict=True)]
 
 
-def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ...]]:
+def _with_files(said: RawConfig, folder: Path) -> RawConfig:
     """Merge the files that a configuration refers to. The keys of the configuration take precedence."""
     below: dict[str, Any] = {}
-    missing: list[str] = []
+    missing = [*said.missing]
     names = [(flag, name) for flag, name in said.files if flag in _CONFIG_FLAGS]
     names += [("config-name", name) for name in _hydra_files(said.keys)] if said.files or said.line else []
     for flag, name in names:
@@ -271,7 +262,7 @@ def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ..
         elif flag:
             missing.append(name)
     keys, absent = compose(said.keys, folder)
-    return replace(said, keys=merge(below, keys) if below else keys), (*missing, *absent)
+    return replace(said, keys=merge(below, keys) if below else keys, missing=(*missing, *absent))
 
 
 def _hydra_files(keys: Mapping[str, Any]) -> list[str]:
@@ -288,13 +279,12 @@ def _size(keys: Mapping[str, Any]) -> int:
 
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
     """Yield the name of each configuration: its line, and a number if several configurations start in this line."""
-    places = [(one.name, one.line) for one in found]
-    for number, (name, line) in enumerate(places):
-        before = places[:number].count((name, line))
-        if line and sum(name == other for other, _ in places) > 1:
-            name += f"-line-{line}"
-            name += f"-{before + 1}" if before else ""
-        yield name
+    names = [one.name for one in found]
+    places = [f"{one.name}-line-{one.line}" for one in found]
+    for number, (one, place) in enumerate(zip(found, places, strict=True)):
+        before = places[:number].count(place)
+        numbered = f"{place}-{before + 1}" if before else place
+        yield numbered if one.line and names.count(one.name) > 1 else one.name
 
 
 def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
@@ -358,26 +348,12 @@ def _read_correction(path: Path, written: NativeConfig) -> Correction:
 
 
 def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
-    found, problems = _try_keys(correction, framework)
+    found, problems = framework.native(correction)
     if not problems:
         return found
-    others = [
-        title for title in find_adapter(framework.name).titles if not _try_keys(correction, load_framework(title))[1]
-    ]
+    others = [title for title in find_adapter(framework.name).titles if not load_framework(title).native(correction)[1]]
     able = f"; {others[0]} can" if others else ""
     raise ConfigError(f"{framework.title} cannot express {correction.name}: {'; '.join(problems)}{able}")
-
-
-def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:
-    """Return the most similar keys, and how they differ from the Correction."""
-    found, problems = framework.native(correction)
-    if problems:
-        return found, problems
-    try:
-        again = framework.correction(found)
-    except ConfigError as error:
-        return found, [str(error)]
-    return found, [] if is_same(correction, again) else ["its keys would be read as another correction"]
 
 
 def format_preset(preset: Preset) -> str:

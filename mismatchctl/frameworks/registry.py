@@ -101,21 +101,14 @@ def read_file(framework: str, name: str) -> Any:
     return read_table(str(Path(__file__).parent / ADAPTER_MODULES[framework].rpartition(".")[2] / name), name)
 
 
-def _read_releases(framework: str) -> list[dict[str, Any]]:
-    """Read a framework's presets.yaml: a list of releases with `version`, `source` and `presets` by name.
+def _load_presets(name: str) -> tuple[Preset, ...]:
+    """Read the presets of a framework: a list of releases with `version`, `source` and `presets` by name.
 
     A preset has `about`, `config` (in the framework's keys), and optionally `source`, `alias`, `documented` (if the
     documentation differs) and `reader` (the version that reads the keys).
     """
-    found: list[dict[str, Any]] = read_file(framework, "presets.yaml")
-    return found
-
-
-@cache
-def _load_presets(name: str) -> tuple[Preset, ...]:
-    """Return a framework's presets, oldest release first."""
     own, found = find_adapter(name), []
-    for release in _read_releases(name):
+    for release in read_file(name, "presets.yaml"):
         for called, words in release["presets"].items():
             version = words.get("reader", release.get("reader", release["version"]))
             config = words["config"] if "config" in words else own.factory(version, called)
@@ -159,18 +152,11 @@ def find_preset(name: str) -> Correction:
     """Return the correction of a preset, or of a name such as `geo_1.01`. `-` and `_` are the same."""
     if not isinstance(name, str):
         raise ConfigError(f"unknown preset {name!r}")
-    for item in PRESETS:
-        if item.name == name:
-            return item.correction
-    for framework in ADAPTER_MODULES:
-        every = [each for release in _read_releases(framework) for each in release["presets"].items()]
-        if any(name in (called, words.get("alias")) for called, words in every):  # only this framework is imported
-            return next(item.correction for item in _load_presets(framework) if item.name == name)
-    plain = name.lower().replace("-", "_")
-    same = next((known for known in load_presets() if known.lower().replace("-", "_") == plain), None)
-    described = load_presets()[same].correction if same is not None else named_correction(name)
+    presets, plain = load_presets(), name.lower().replace("-", "_")
+    same = name if name in presets else next((one for one in presets if one.lower().replace("-", "_") == plain), None)
+    described = presets[same].correction if same is not None else named_correction(name)
     if described is None:
-        raise ConfigError(f"unknown preset {name!r}{suggestion(name, load_presets())}")
+        raise ConfigError(f"unknown preset {name!r}{suggestion(name, presets)}")
     return described
 
 

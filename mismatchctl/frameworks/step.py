@@ -242,6 +242,23 @@ class ConfiguredStep:
         where = np.ones(self.tokens, np.bool_) if where is None else where
         return self.segments.sum(np.where(where, values, 0.0)) / np.maximum(self.segments.sum(where), 1)
 
+    def row_max(self, values: Array) -> Array:
+        """Return the maximum of each row [S], or 0 without tokens."""
+        return np.where(self.segments.nonempty, self.segments.max(values), 0).astype(values.dtype)
+
+    @cached_property
+    def counts(self) -> Array:
+        """Return the number of valid tokens of each row, at least 1 [S]."""
+        return np.maximum(self.lengths, 1).astype(self.step.dtype)
+
+    def row_sum(self, values: Array) -> Array:
+        """Sum over each row [S] in the dtype of the values. As in torch, flags are counted in float32."""
+        return self.segments.sum(values).astype(np.float32 if values.dtype == np.bool_ else values.dtype)
+
+    def row_mean(self, values: Array) -> Array:
+        """Average over each row [S] in the dtype of the step, or return 0 without tokens."""
+        return self.row_sum(values) / self.counts
+
     def each(self, value: float) -> Array:
         return np.full(self.tokens, value)
 

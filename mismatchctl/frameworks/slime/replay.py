@@ -38,20 +38,8 @@ class MicroBatch(ConfiguredStep):
         return self.finite(self.step.values("advantages"))
 
     @cached_property
-    def counts(self) -> Floats:
-        """Return the number of valid tokens of each sequence, at least 1 [S]."""
-        return np.maximum(self.segments.lengths, 1).astype(self.dtype)
-
-    def total(self, values: NDArray[Any]) -> Floats:
-        """Sum over each sequence [S] in the dtype of the values. As in torch, booleans are counted in float32."""
-        return self.segments.sum(values).astype(np.float32 if values.dtype == np.bool_ else values.dtype)
-
-    def row_mean(self, values: NDArray[Any]) -> Floats:
-        return self.total(values) / self.counts
-
-    @cached_property
     def log_ratio_sum(self) -> Floats:
-        return self.total(self.d)
+        return self.row_sum(self.d)
 
     def ratio(self, level: str) -> Floats:
         """Return exp of the log ratio at a level, clamped to ±20 after aggregation."""
@@ -104,7 +92,7 @@ class MicroBatch(ConfiguredStep):
         """Return the mean bounded weight before rejection, over the tokens or over means of sequences."""
         if self.arguments.tis_level == "token":
             return float(
-                _sum_in_order(self.total(self.bounded_weights)) / self.dtype.type(max(self.segments.tokens, 1))
+                _sum_in_order(self.row_sum(self.bounded_weights)) / self.dtype.type(max(self.segments.tokens, 1))
             )
         return float(_sum_in_order(self.row_mean(self.bounded_weights)) / self.dtype.type(max(len(self.segments), 1)))
 
@@ -193,7 +181,7 @@ class MicroBatch(ConfiguredStep):
         """Return the tokens of each sequence that OPSM masks, divided by its valid tokens [S]."""
         drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         invalid = (self.step.all_values("advantages") < 0) & ~self.step.mask
-        masked = self.total(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted
+        masked = self.row_sum(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted
         return (masked / self.counts).astype(np.float32)
 
     @property
@@ -215,8 +203,8 @@ class MicroBatch(ConfiguredStep):
     @property
     def ess_ratio(self) -> Floats:
         ratio = exp(np.clip((-self.ppo_kl).astype(np.float32), -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
-        squares = np.maximum(self.total(ratio * ratio), np.float32(1e-8))
-        return self.total(ratio) ** 2 / (self.counts.astype(np.float32) * squares)
+        squares = np.maximum(self.row_sum(ratio * ratio), np.float32(1e-8))
+        return self.row_sum(ratio) ** 2 / (self.counts.astype(np.float32) * squares)
 
 
 def _within(values: Floats, bounds: tuple[Any, Any]) -> Bools:
@@ -412,13 +400,13 @@ class ReplayedStep:
         if metric.over == "none":
             weight = call.counts if per_token and metric.name == "ess_ratio" else 1
             return float(_sum_in_order((values * weight).astype(values.dtype)))
-        sums = call.total(values if metric.over == "original" else values * call.kept)
+        sums = call.row_sum(values if metric.over == "original" else values * call.kept)
         if per_token:
             return float(_sum_in_order(sums))
         counts = (
             call.counts
             if metric.over == "original" or self.version.zeroes_rejected
-            else np.maximum(call.total(call.kept), 1)
+            else np.maximum(call.row_sum(call.kept), 1)
         )
         if self.rollout_tokens is not None:
             counts = np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)

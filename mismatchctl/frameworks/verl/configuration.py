@@ -90,13 +90,10 @@ KEYS = frozenset(key for version in VERSIONS for key in version.keys)
 
 
 def find_version(word: str) -> VerlVersion:
-    if re.fullmatch(r"v?\d+\.\d+(\.\d+)?\w*", word):
-        return _find_release(word.removeprefix("v"))
-    return find_dated_version("verl", VERSIONS, word)
-
-
-def _find_release(word: str) -> VerlVersion:
-    """Find a release by its number, or the nearest earlier release."""
+    """Find a version by name, commit, date or release. An unknown release is read as the nearest earlier release."""
+    if not re.fullmatch(r"v?\d+\.\d+(\.\d+)?\w*", word):
+        return find_dated_version("verl", VERSIONS, word)
+    word = word.removeprefix("v")
     if word in RELEASES:
         return RELEASES[word]
     older = [name for name in RELEASES if _numbers(name) <= _numbers(word)]
@@ -104,8 +101,7 @@ def _find_release(word: str) -> VerlVersion:
         raise ConfigError(
             f"verl@{word}: verl has rollout correction since 0.6.1. For earlier versions, use verl@2025-10."
         )
-    found = RELEASES[older[-1]]
-    return replace(found, note=f"verl {word} is not known, read as {older[-1]}")
+    return replace(RELEASES[older[-1]], note=f"verl {word} is not known, read as {older[-1]}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -143,15 +139,6 @@ def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...
     outer = find_value(native, *path) or {}
     nested = version.dialect != "flat" and (BLOCK in outer or bool(path))
     return (*path, BLOCK) if nested else path
-
-
-def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, Any]:
-    found = find_value(native, *find_path(native, version))
-    if not isinstance(found, Mapping | None):
-        raise ConfigError(f"{BLOCK} must contain keys and values, found {found!r}")
-    for place, hint in find_unread_keys(native, version):
-        raise ConfigError(f"verl@{version.name}: unknown key {place[-1]!r}{hint}")
-    return {key: value for key, value in (found or {}).items() if key in version.keys}
 
 
 _HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_")
@@ -231,11 +218,14 @@ class UnappliedCorrection(Correction):
 
 
 def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correction:
-    settings = dict(version.keys) | read_section(native, version)
+    found = find_value(native, *find_path(native, version))
+    if not isinstance(found, Mapping | None):
+        raise ConfigError(f"{BLOCK} must contain keys and values, found {found!r}")
+    for place, hint in find_unread_keys(native, version):
+        raise ConfigError(f"verl@{version.name}: unknown key {place[-1]!r}{hint}")
+    settings = dict(version.keys) | {key: value for key, value in (found or {}).items() if key in version.keys}
     try:
-        return {"flat": _read_flat, "ratio": _read_ratio, "estimator": _read_estimator}[version.dialect](
-            settings, version
-        )
+        return (_read_flat if version.dialect == "flat" else _read_block)(settings, version)
     except (ValueError, TypeError) as error:
         hint = f" ({_NONE_TEXT_MESSAGE})" if "None" in settings.values() else ""
         raise ConfigError(f"{error}{hint}") from None
@@ -280,16 +270,36 @@ def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
     return _make_unapplied(found, about=about, **({"gates": ()} if version.zeroes_rejected else {}))
 
 
-def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of 2025-11: truncated weights, rejection by a ratio, and veto."""
+def _read_block(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
+    """Read the keys of `rollout_correction`: weights, and rejection by a ratio and veto or (2026) by k1, k2 or k3."""
     loss, source = _read_loss(settings, version)
-    weight, gates = None, []
-    level, threshold = settings["rollout_is"], _read_number(settings, "rollout_is_threshold")
+    weight, by_ratio = None, version.dialect == "ratio"
+    key, level = "rollout_is_threshold", settings["rollout_is"]
+    threshold = _read_number(settings, key) if by_ratio else settings[key]
     if level is not None and threshold is not None:
         _check_choice("rollout_is", level, "sequence", "token")
-        _check_positive("rollout_is_threshold", settings)
-        normalized = _normalization(settings, version)
-        weight = _build_rule(Weight, level=level, truncate=threshold, source=source, **normalized)
+        bound: dict[str, Any] = {"truncate": threshold}
+        if by_ratio:
+            _check_positive(key, settings)
+        else:
+            upper, lower = _parse_weight_threshold(threshold)
+            if lower is not None and not version.icepop:
+                raise ValueError(f"{key} must be a number: verl {version.name} does not support IcePop.")
+            bound = {"truncate": upper} if lower is None else {"zero": (lower, upper)}
+        if settings.get("rollout_is_batch_normalize"):
+            bound |= {"normalize": level, "normalize_empty": "count" if version.normalizes_empty else "skip"}
+        weight = _build_rule(Weight, level=level, source=source, **bound)
+    gates = _read_ratio_gates(settings, source, version) if by_ratio else _parse_rejections(settings, source)
+    found = _build_rule(Correction, name=f"verl-{version.name}", weight=weight, gates=gates, loss=loss)
+    # PPO's ratio to the rollout is the importance weight, so tokens are not weighted again.
+    left: dict[str, Any] = {} if version.names_loss else {"gates": ()}
+    unapplied = loss == "ppo_bypass" and (weight is not None or (gates and left))
+    return _make_unapplied(found, **left) if unapplied else found
+
+
+def _read_ratio_gates(settings: Mapping[str, Any], source: RatioSource, version: VerlVersion) -> tuple[Gate, ...]:
+    """Read the rejection and the veto of 2025-11."""
+    gates = []
     if settings["rollout_rs"] is not None:
         upper = _read_number(settings, "rollout_rs_threshold")
         if upper is None:
@@ -303,11 +313,7 @@ def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction
         _check_positive("rollout_token_veto_threshold", settings)
     if veto is not None and not math.isnan(veto):  # verl takes nan, and nothing is below it
         gates.append(_make_veto(veto, source, version))
-    found = _build_rule(Correction, name=f"verl-{version.name}", weight=weight, gates=tuple(gates), loss=loss)
-    # PPO in bypass mode corrects nothing: rollout is compared with itself, every weight is 1 and every token stays.
-    if loss != "ppo_bypass" or not found.sources:
-        return found
-    return _make_unapplied(found) if version.names_loss else _make_unapplied(found, gates=())
+    return tuple(gates)
 
 
 def _read_loss(settings: Mapping[str, Any], version: VerlVersion) -> tuple[LossName, RatioSource]:
@@ -316,24 +322,6 @@ def _read_loss(settings: Mapping[str, Any], version: VerlVersion) -> tuple[LossN
     if version.names_loss and settings["loss_type"] not in ("ppo_clip", "reinforce"):
         raise ValueError(f"Invalid loss_type: {settings['loss_type']}. Must be 'reinforce' or 'ppo_clip'.")
     return "policy_gradient" if version.is_pure(settings) else "ppo_bypass", BYPASS_SOURCE
-
-
-def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of 2026: truncated or zeroed weights, and rejections by k1, k2 or k3."""
-    loss, source = _read_loss(settings, version)
-    weight = None
-    level = settings["rollout_is"]
-    if level is not None and settings["rollout_is_threshold"] is not None:
-        _check_choice("rollout_is", level, "sequence", "token")
-        upper, lower = _parse_weight_threshold(settings["rollout_is_threshold"])
-        if lower is not None and not version.icepop:
-            raise ValueError(f"rollout_is_threshold must be a number: verl {version.name} does not support IcePop.")
-        bound: dict[str, Any] = {"truncate": upper} if lower is None else {"zero": (lower, upper)}
-        weight = _build_rule(Weight, level=level, source=source, **_normalization(settings, version), **bound)
-    gates = () if settings["rollout_rs"] is None else _parse_rejections(settings, source)
-    found = _build_rule(Correction, name=f"verl-{version.name}", weight=weight, gates=gates, loss=loss)
-    # PPO's ratio to the rollout is the importance weight: it is not weighted again.
-    return _make_unapplied(found) if loss == "ppo_bypass" and weight is not None else found
 
 
 def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
@@ -363,6 +351,8 @@ def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
 def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple[Gate, ...]:
     """Parse gates from comma-separated options, with one threshold per option or one for all."""
     key, value = "rollout_rs_threshold", settings["rollout_rs_threshold"]
+    if settings["rollout_rs"] is None:
+        return ()
     if value is None:
         raise ValueError(_MISSING_THRESHOLD_MESSAGE)
     if not isinstance(settings["rollout_rs"], str):
@@ -441,12 +431,6 @@ def _check_choice(key: str, value: object, *allowed: str) -> None:
 def _check_positive(key: str, settings: Mapping[str, Any]) -> None:
     if settings[key] <= 0:
         raise ValueError(f"{key} must be positive, got {settings[key]}.")
-
-
-def _normalization(settings: Mapping[str, Any], version: VerlVersion) -> dict[str, str]:
-    if not settings.get("rollout_is_batch_normalize"):
-        return {}
-    return {"normalize": settings["rollout_is"], "normalize_empty": "count" if version.normalizes_empty else "skip"}
 
 
 def _build_rule(kind: type[Model], **fields: Any) -> Model:

@@ -37,27 +37,9 @@ def float32_log(threshold: float) -> float:
     return float(np.float32(math.log(rounded)))
 
 
-class PolicyPair(ConfiguredStep):
-    """Log-probs of rollout and `train`.
-
-    In bypass mode, `train` is the policy being updated. Empty rows are included.
-    """
-
-    def row_sum(self, values: Floats) -> Floats:
-        return self.segments.sum(values).astype(values.dtype)
-
-    def row_mean(self, values: Floats) -> Floats:
-        return self.row_sum(values) / np.maximum(self.segments.lengths, 1).astype(values.dtype)
-
-    def row_max(self, values: Floats) -> Floats:
-        return np.where(self.segments.nonempty, self.segments.max(values), 0).astype(values.dtype)
-
-    def any_in_row(self, flags: Bools) -> Bools:
-        return self.segments.sum(flags) > 0
-
-    def over_tokens(self, values: Values, level: str) -> Values:
-        """Repeat the values of rows [S] for their tokens [T]. Values of tokens stay as they are."""
-        return values if level == "token" else self.segments.spread(values)
+def over_tokens(sample: ConfiguredStep, values: Values, level: str) -> Values:
+    """Repeat the values of rows [S] for their tokens [T]. Values of tokens stay as they are."""
+    return values if level == "token" else sample.segments.spread(values)
 
 
 def mean_in_dtype(values: Values) -> Floats:
@@ -99,7 +81,7 @@ Measured = dict[str, Values]
 """Values of all tokens [T] or rows [S] by the names that names.yaml refers to."""
 
 
-def _measure_distance(sample: PolicyPair) -> Measured:
+def _measure_distance(sample: ConfiguredStep) -> Measured:
     """Measure the distance between the two policies. Values are not clamped unless stated."""
     x, train, rollout = sample.d, -sample.row_mean(sample.train), -sample.row_mean(sample.rollout)
     return {
@@ -118,7 +100,7 @@ def _measure_distance(sample: PolicyPair) -> Measured:
 
 
 def _measure_ratio(
-    sample: PolicyPair,
+    sample: ConfiguredStep,
     level: str,  # token, sequence or geometric
     lower: float,  # weights below this count as low
     upper: float,  # weights above this count as high, and are truncated to it
@@ -133,7 +115,7 @@ def _measure_ratio(
     token = level == "token"
     x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))
-    raw = sample.over_tokens(ratio, level)
+    raw = over_tokens(sample, ratio, level)
     outside = (raw < lower) | (raw > upper)
     bounded = np.where(outside, 0, raw).astype(raw.dtype) if zero else np.minimum(raw, np.asarray(upper, raw.dtype))
     weight = bounded if measures_applied else raw
@@ -141,7 +123,7 @@ def _measure_ratio(
     row_of_fractions = row_weight if fractions_applied else sample.row_mean(raw)
     high, low = (ratio > upper, ratio < lower) if token else (x > float32_log(upper), x < float32_log(lower))
     rejected_rows = ~((ratio >= lower) & (ratio <= upper))
-    rejected = sample.over_tokens(rejected_rows, level)
+    rejected = over_tokens(sample, rejected_rows, level)
     return {
         "raw": raw,
         "weight": weight,
@@ -154,30 +136,30 @@ def _measure_ratio(
         "rows_low": row_of_fractions < lower,
         "high": high,
         "low": low,
-        "high_tokens": sample.over_tokens(high, level),
-        "low_tokens": sample.over_tokens(low, level),
+        "high_tokens": over_tokens(sample, high, level),
+        "low_tokens": over_tokens(sample, low, level),
         "largest_ratio": exp(np.minimum(x, LOG_RATIO_BOUND)),
         "smallest_ratio": exp(x),
         "outside": outside,
         "rejected": rejected,
-        "rejected_rows": sample.any_in_row(rejected) if token else rejected_rows,
+        "rejected_rows": sample.segments.sum(rejected) > 0 if token else rejected_rows,
     }
 
 
-def _measure_veto(sample: PolicyPair, threshold: float | None) -> Measured:
+def _measure_veto(sample: ConfiguredStep, threshold: float | None) -> Measured:
     """Measure the tokens whose unclamped ratio is below a threshold. One such token rejects its row."""
     below = np.zeros(len(sample.train), np.bool_) if threshold is None else sample.d < float32_log(threshold)
-    rows = sample.any_in_row(below)
+    rows = sample.segments.sum(below) > 0
     return {"catastrophic": below, "row_vetoed": rows, "rejected": sample.segments.spread(rows)}
 
 
-def _measure_estimate(sample: PolicyPair, gate: Gate) -> Measured:
+def _measure_estimate(sample: ConfiguredStep, gate: Gate) -> Measured:
     """Measure k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated. nan rejects all tokens."""
     y, (lower, upper) = clamp_log_ratio(sample.d), gate.bounds
     per_token = -y if gate.statistic == "k1" else 0.5 * y**2 if gate.statistic == "k2" else exp(y) - 1 - y
     reduce = {"sum": sample.row_sum, "mean": sample.row_mean, "max": sample.row_max}.get(gate.level)
     at_level = per_token if reduce is None else reduce(per_token)
-    statistic = sample.over_tokens(at_level, gate.level)
+    statistic = over_tokens(sample, at_level, gate.level)
     rows = sample.row_mean(at_level) if reduce is None else at_level
     rejected = ~((statistic <= upper) & (statistic >= lower))
     return _measure_rejection(sample, rejected) | {
@@ -189,13 +171,12 @@ def _measure_estimate(sample: PolicyPair, gate: Gate) -> Measured:
         "row_distance": np.abs(rows),
         "row_above": rows > upper,
         "row_below": rows < lower,
-        "any_rejected_number": sample.any_in_row(rejected).astype(sample.train.dtype),
     }
 
 
-def _measure_rejection(sample: PolicyPair, rejected: Bools) -> Measured:
-    number = rejected.astype(sample.train.dtype)
-    return {"rejected": rejected, "rejected_number": number, "any_rejected": sample.any_in_row(rejected)}
+def _measure_rejection(sample: ConfiguredStep, rejected: Bools) -> Measured:
+    found = {"rejected": rejected, "any_rejected": sample.segments.sum(rejected) > 0}
+    return found | {f"{name}_number": flags.astype(sample.train.dtype) for name, flags in found.items()}
 
 
 Metrics = tuple[LoggedMetric, ...]
@@ -229,7 +210,7 @@ def _off_policy_table(version: VerlVersion) -> tuple[Metrics, str]:
     return _join_tables("off_policy", "chi2"), version.prefix
 
 
-def _reduce_values(metrics: Metrics, measured: Measured, sample: PolicyPair, prefix: str) -> dict[str, float]:
+def _reduce_values(metrics: Metrics, measured: Measured, sample: ConfiguredStep, prefix: str) -> dict[str, float]:
     logged = {}
     for metric in metrics:
         values = measured[metric.values]
@@ -352,7 +333,7 @@ def replay_step(
 
 @np.errstate(over="ignore", invalid="ignore")
 def _replay_batch(step: Step, correction: Correction, version: VerlVersion, policy: str, applied: bool) -> Replay:
-    sample = PolicyPair(step, {}, correction, trained=policy)
+    sample = ConfiguredStep(step, {}, correction, trained=policy)
     if not sample.tokens:
         raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
     if version.dialect == "flat":
@@ -367,12 +348,12 @@ def _replay_batch(step: Step, correction: Correction, version: VerlVersion, poli
     return Replay(logged, step.by_row(weights), step.by_row(shown))
 
 
-def _measure_off_policy(sample: PolicyPair, version: VerlVersion) -> dict[str, float]:
+def _measure_off_policy(sample: ConfiguredStep, version: VerlVersion) -> dict[str, float]:
     table, prefix = _off_policy_table(version)
     return _reduce_values(table, _measure_distance(sample), sample, prefix)
 
 
-def _compute_flat(sample: PolicyPair, correction: Correction, version: VerlVersion) -> _Outcome:
+def _compute_flat(sample: ConfiguredStep, correction: Correction, version: VerlVersion) -> _Outcome:
     """Compute the correction of 2025-10: one ratio and two thresholds."""
     weight, kept = correction.weight, np.ones(len(sample.train), np.bool_)
     rejections, threshold = split_gates(correction)
@@ -396,7 +377,7 @@ def _compute_flat(sample: PolicyPair, correction: Correction, version: VerlVersi
 
 
 def _compute_rejections(
-    sample: PolicyPair, correction: Correction, version: VerlVersion
+    sample: ConfiguredStep, correction: Correction, version: VerlVersion
 ) -> tuple[Bools, dict[str, float]]:
     rejections, threshold = split_gates(correction)
     kept, prefix = np.ones(len(sample.train), np.bool_), f"{version.prefix}rollout_rs_"
@@ -420,7 +401,7 @@ def _compute_rejections(
 
 
 def _compute_weights(
-    sample: PolicyPair, weight: Weight | None, version: VerlVersion
+    sample: ConfiguredStep, weight: Weight | None, version: VerlVersion
 ) -> tuple[Floats | None, dict[str, float], dict[str, float]]:
     """Compute the final weights, their metrics before normalization, and the normalization factor by name."""
     if weight is None:
