@@ -51,10 +51,7 @@ class File(Protocol):
         """Return the first JSON object of a JSONL file, or an empty object."""
 
     def torch(self, content: Any = None) -> Any:
-        """Read an object saved by torch, with tensors as arrays.
-
-        `content` contains the bytes of a torch file inside this file.
-        """
+        """Read an object saved by torch, with tensors as arrays. `content`: a torch file inside this file, as bytes."""
 
     def has_keys(self, *names: str) -> bool: ...
 
@@ -72,22 +69,20 @@ class FileLayout:
     """Layout of a framework's dump file. Without `train_log_probs`, the file must be joined with train log-probs."""
 
     framework: str  # name for `--from`
-    # schema column -> name in the raw rows. Other columns are not converted. `step` and `sequence_id` need no entry.
-    columns: Mapping[str, str]
+    columns: Mapping[str, str]  # schema column -> name in the raw rows, besides `step` and `sequence_id`
     mask: str  # meaning of 1 in the mask
     patterns: tuple[str, ...]  # name patterns of its files, including folders if they identify the file
     rows: Callable[[File], Iterator[Row]] = field(repr=False)  # reads one file, with its own column names
     prompt: bool = False  # True if the token axis includes the prompt
     padding: Literal["left", "right", "none"] = "none"  # the side of padding
     next_token: Collection[str] = ()  # schema columns whose entry j is about token j + 1
-    # True if the mask contains weights, which are above 0 for valid tokens. Otherwise it is 0 or 1.
-    weighted: bool = False
+    weighted: bool = False  # True if the mask contains weights, which are above 0 for valid tokens
     token_versions: tuple[str, ...] = ()  # version columns with one value per token
     missing: tuple[float, ...] = ()  # placeholder for a missing log-prob. Such tokens are masked and counted.
     duplicates: bool = False  # True if several files may contain the same sequence of a step (tensor-parallel ranks)
     keys: tuple[str, ...] = ()  # keys of the dict that torch saved, which identify the layout
     remedy: str = ""  # how to get log-probs, for a layout without them
-    # returns True for a file with this layout, given a matching name and `keys`
+    # given a matching name and `keys`
     recognizes: Callable[[File], bool] = field(default=lambda file: True, repr=False)
 
     @property
@@ -102,10 +97,7 @@ def read_layout(
     rows: Callable[[File], Iterator[Row]] | None = None,
     recognizes: Callable[[File], bool] = lambda file: True,
 ) -> FileLayout:
-    """Read a layout in layouts.yaml, in the folder of a module.
-
-    Without `read`, the rows are read from a padded batch.
-    """
+    """Read a layout of layouts.yaml next to a module. Without `rows`, the file is a batch of padded columns."""
     fields: dict[str, Any] = read_table(module, "layouts.yaml")[name]
     padded = {*fields["columns"].values(), "attention_mask"}
     return FileLayout(name, rows=rows or (lambda file: file.batch(padded)), recognizes=recognizes, **fields)
@@ -243,10 +235,7 @@ _MOST_PARENTS = 8
 
 
 def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
-    """Find a file that a configuration refers to.
-
-    With `above`, parent folders and the working folder are searched too.
-    """
+    """Find a file that a configuration refers to. `above`: also search parent folders and the working folder."""
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
@@ -262,8 +251,7 @@ Dtype = Literal["float32", "float64"]
 class ReplayOptions:
     """Options of a replay (the framework's computation, repeated on the rows of a dump)."""
 
-    # consecutive rows per micro-batch without a column `micro_batch`. None: all rows of a step.
-    micro_batch_size: int | None = None
+    micro_batch_size: int | None = None  # rows per micro-batch without a column `micro_batch`. None: all of a step
     dtype: Dtype = "float64"  # the framework's dtype. Most train in float32.
 
     @property
@@ -282,8 +270,7 @@ class Replay:
     """Results of a framework's computation for one training step."""
 
     logged: dict[str, float]  # the names and values that the framework logs for the step and configuration
-    # importance weights of each row over all its tokens, 0 where masked. None without weights.
-    weights: list[NDArray[np.floating[Any]]] | None
+    weights: list[NDArray[np.floating[Any]]] | None  # weights of each row over all its tokens, 0 where masked
     keep: list[NDArray[np.bool_]]  # kept tokens of each row after rejection
 
 
@@ -347,8 +334,7 @@ class Framework(ABC):
     name: str  # name for `load`
     version: str  # the version after the @
     block: tuple[str, ...] = ()  # the keys above the correction in a full configuration
-    # True for YAML 1.1, where 1e-4 is a string. False for OmegaConf, where `${a.b}` is replaced by another value.
-    reads_yaml_1_1: bool = False
+    reads_yaml_1_1: bool = False  # True if 1e-4 is a string. False for OmegaConf, where `${a.b}` is another value
     log_step_offset: int = 0  # a batch's step in the log minus its generation step
     note: str = ""  # date or commit of the code, if the version is not a date
 
@@ -402,10 +388,7 @@ class Framework(ABC):
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings.
-
-        `unknown` contains keys whose value is not in the file. An empty key stands for all keys that the file lacks.
-        """
+        """Return the findings. `unknown`: keys whose value is not in the file ("" for all keys that it lacks)."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
@@ -416,10 +399,7 @@ class Framework(ABC):
         """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Map each logged name that cannot be computed to a text about the columns that the dump lacks.
-
-        If the text is empty, no warning is shown.
-        """
+        """Map logged names that the dump cannot give to the missing columns. An empty text gives no warning."""
         return {}
 
     @abstractmethod
@@ -463,13 +443,11 @@ class Adapter:
 
     name: str  # name for `load`
     versions: tuple[str, ...]  # versions of its code, newest first
-    # returns the framework at a version. Empty: the default version. Raises ConfigError if it is unknown.
-    load: Callable[[str], Framework]
-    # returns the version that a configuration was written for (empty: any), or None
-    recognize: Callable[[Mapping[str, Any]], str | None]
+    load: Callable[[str], Framework]  # returns the framework at a version. Empty: the default version
+    recognize: Callable[[Mapping[str, Any]], str | None]  # returns the version of a configuration (empty: any), or None
     columns: Mapping[str, str] = field(default_factory=dict)  # its column name -> schema column, for unambiguous names
     layouts: tuple[FileLayout, ...] = ()  # layouts of its dump files
-    # Python classes whose calls contain a configuration. Each function returns the keys of a call, or None.
+    # Python classes whose calls contain a configuration, with functions that return the keys of a call, or None
     classes: Mapping[str, Callable[[PythonCall], dict[str, Any] | None]] = field(default_factory=dict)
     # returns the keys that a factory of such a class sets at a version, for presets named after it
     factory: Callable[[str, str], Mapping[str, Any]] = lambda version, name: {}

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mismatchctl.io.yaml import YamlScalar
 
 _MOST_FILES = 64
-_CHOICE = re.compile(r"(?:override\s+)?(?P<group>[^@]*)(?:@(?P<package>.*))?")
 
 
 def compose(keys: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -79,11 +78,11 @@ def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
         group = name.rpartition("/")[0].strip("./") if not name.endswith((".yaml", ".yml")) else ""
         places = [(name, "" if name.startswith(".") else package or group)]
     elif isinstance(entry, Mapping):
-        choices = [(_CHOICE.fullmatch(str(key)), value) for key, value in entry.items() if isinstance(value, str)]
-        for choice, value in choices:
-            if choice is not None:
-                group, package = choice["group"].strip("/"), choice["package"]
-                places.append((f"{group}/{value}", group if package is None else package))
+        for key, value in entry.items():
+            if isinstance(value, str):
+                group, at, package = re.sub(r"^override\s+", "", str(key)).partition("@")
+                group = group.strip("/")
+                places.append((f"{group}/{value}", package if at else group))
     for name, place in places:
         yield name, tuple(part for part in re.split(r"[./]", place) if part and place not in ("_here_", "_global_"))
 
@@ -184,8 +183,7 @@ class NativeConfig(RawConfig):
     """A configuration in a framework's keys. Files are merged, interpolations resolved, and unknown values left out."""
 
     framework: Framework  # its framework, at the version that it was written for
-    # places that the framework reads but lack a value in the file, with their expressions
-    unknown: tuple[tuple[str, str], ...] = ()
+    unknown: tuple[tuple[str, str], ...] = ()  # places that the framework reads, with expressions of unknown value
     descendant: str = ""  # the project that reuses the framework's keys, or empty
 
     def says_the_same(self, other: NativeConfig) -> bool:
@@ -198,7 +196,6 @@ class NativeConfig(RawConfig):
 
 
 def read_configurations(path: str | Path, framework: str = "") -> list[tuple[NativeConfig, Correction]]:
-    """Read the configurations of a file in a framework's own keys, each with its correction."""
     found = read_native_configs(path, framework)
     for one in found:
         if UNPACKED in one.missing:
@@ -348,12 +345,22 @@ def _read_correction(path: Path, written: NativeConfig) -> Correction:
 
 
 def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
-    found, problems = framework.native(correction)
+    found, problems = _try_keys(correction, framework)
     if not problems:
         return found
-    others = [title for title in find_adapter(framework.name).titles if not load_framework(title).native(correction)[1]]
+    others = [
+        title for title in find_adapter(framework.name).titles if not _try_keys(correction, load_framework(title))[1]
+    ]
     able = f"; {others[0]} can" if others else ""
     raise ConfigError(f"{framework.title} cannot express {correction.name}: {'; '.join(problems)}{able}")
+
+
+def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:
+    """Return the most similar keys, and how they differ from the Correction."""
+    found, problems = framework.native(correction)
+    if not problems and not is_same(correction, framework.correction(found)):  # another loss
+        problems = ["its keys would be read as another correction"]
+    return found, problems
 
 
 def format_preset(preset: Preset) -> str:
@@ -364,10 +371,7 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework.
-
-    With `nearest`, a similar correction may be written, with a comment about the difference.
-    """
+    """Format a Correction as YAML of a framework. `nearest`: write a similar one, and list the differences."""
     head = [f"# {escape_terminal(correction.name)} as {framework.dated} reads it"]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])
     if unsaid:

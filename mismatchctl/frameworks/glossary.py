@@ -59,11 +59,8 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of the mismatch metric that a name means in every framework. `None`: ambiguous.
-
-    A name without a prefix (`kl`) is ambiguous, unless it is a key of mismatchctl (`k3`). Counts (`tokens`) are too.
-    """
-    if "/" not in name:
+    """Return the key of the mismatch metric that a name means in every framework. `None`: ambiguous."""
+    if "/" not in name:  # ambiguous, unless it is a key of mismatchctl. Counts (`tokens`) are ambiguous, too.
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
     named = {item.measure for _, meanings in _iterate_meanings() for item in meanings if item.name == name}
     measure = named.pop() if len(named) == 1 else None
@@ -118,10 +115,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return the metric that matches all given meanings.
-
-    Without normalization, bounded weights are the final weights.
-    """
+    """Return the metric that all meanings match. Without normalization, bounded weights are the final ones."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:

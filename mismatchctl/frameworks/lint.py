@@ -102,7 +102,6 @@ def _shared_trap(name: str, place: str, source: str, /, **values: Any) -> LintMe
 
 
 def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
-    """Check the interval of a gate: it may be empty, reject equal policies, or have a bound that no value reaches."""
     low, high = gate.keep
     low = (-math.inf if gate.statistic == "k1" else 0.0) if low is None else low
     high = math.inf if high is None else high

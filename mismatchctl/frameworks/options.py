@@ -131,32 +131,24 @@ class ConfiguredCorrection(Correction):
 
 
 class PlainFramework(Framework):
-    """A framework whose options define one weight rule and some gates.
-
-    A subclass defines `rules`, `terms` and `metrics`, next to options.yaml.
-    """
+    """A framework whose options (options.yaml) set one weight rule and some gates."""
 
     # Fields of options.yaml, which a subclass may define instead. Its sections `@version` replace them in a version.
     options: Options = {}  # name -> default
     aliases: Mapping[str, str] = {}  # other spellings -> name
     blocks: tuple[Place, ...] = ()  # more places of options in a full configuration, after `block`
-    # pattern of keys that only its configurations have: a key, a dotted place, or a value: `loss.type=ipo`
-    signs: str = ""
+    signs: str = ""  # pattern of keys that only it has: a key, a dotted place, or a value: `loss.type=ipo`
     shared: Collection[str] = ()  # options that are blocks and also contain other keys
     internal: Collection[str] = ()  # names of options that no file contains
     columns: Mapping[str, str] = {}  # its column name -> schema column, for names with one meaning in all frameworks
-    # its column name -> schema column, for names that have other meanings elsewhere
-    own_columns: Mapping[str, str] = {}
+    own_columns: Mapping[str, str] = {}  # the same, for names that have other meanings elsewhere
     source: str = ""  # its code, which traps refer to
-    # the option that enables the correction, if it is separate from the rules. A configuration with only the block of
-    # the correction counts as enabled.
-    switch: str = ""
+    switch: str = ""  # the option that enables the correction, if it is separate from the rules
     loss_key: str | None = "loss"  # logged name of the loss, or None
     weighs_always: bool = False  # True if every configuration has weights
 
     traps: Mapping[str, Callable[[Options], bool]] = {}  # conditions of the traps in traps.yaml, by name
-    # ways to write a weight rule or a gate: options with functions of its two bounds
-    forms: Sequence[Options] = ()
+    forms: Sequence[Options] = ()  # ways to write a weight rule or a gate: options with functions of its two bounds
 
     def __init_subclass__(cls) -> None:
         for key, value in read_table(inspect.getfile(cls), "options.yaml").items():
@@ -242,7 +234,6 @@ class PlainFramework(Framework):
         return found
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read all options of a configuration."""
         for place, hint in self.unread(native):
             raise ConfigError(f"{self.title}: unknown option {'.'.join(place)!r}{hint}")
         made = dict(self.options)
@@ -284,11 +275,9 @@ class PlainFramework(Framework):
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """Return the version that a configuration of this framework was written for. Empty: any."""
         return ""
 
     def accepts_keys(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a key is an option of this framework."""
         return any(True for _ in self.find(native))
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
@@ -348,7 +337,6 @@ class PlainFramework(Framework):
         return next((said for said in (*whole, *stacks) if self._says(said, correction)), None)
 
     def _forms_of(self, rule: Weight | Gate) -> list[Options]:
-        """Return the forms that can express one rule."""
         alone: Rules = (None, (rule,)) if isinstance(rule, Gate) else (rule, ())
         said = [(one, self._rules_of(one)) for one in (fill_form(form, *_bounds_of(rule)) for form in self.forms)]
         return [one for one, rules in said if rules == alone] or [
@@ -386,11 +374,9 @@ class PlainFramework(Framework):
         return found
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Return the key of each threshold."""
         return [".".join(self.block)] * len(correction.gates)
 
     def configure(self, table: pa.Table, correction: Correction, dtype: Dtype) -> ConfiguredStep:
-        """Return the step with the options of a correction."""
         said, unsaid = self.native(correction)
         if unsaid:
             raise ConfigError(f"{self.name} cannot express this correction: {'; '.join(unsaid)}")

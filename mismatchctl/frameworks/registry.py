@@ -59,7 +59,6 @@ adapter. Ambiguous names are left out:
 
 
 def default_corrections() -> list[Correction]:
-    """Return the corrections that `analyze` compares by default."""
     return [find_preset(name) for name in DEFAULT_CORRECTIONS]
 
 
@@ -97,7 +96,6 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def read_file(framework: str, name: str) -> Any:
-    """Read a data file of a framework."""
     return read_table(str(Path(__file__).parent / ADAPTER_MODULES[framework].rpartition(".")[2] / name), name)
 
 
@@ -195,9 +193,7 @@ _OTHERS = {
 
 def _signs(framework: str) -> dict[str, Any]:
     """Read a framework's detection.yaml, which describes its files."""
-    found: dict[str, Any] = {"text": (), "keys": (), "packages": (), "descendants": {}}
-    found.update(read_file(framework, "detection.yaml"))
-    return found
+    return {"text": (), "keys": (), "packages": (), "descendants": {}} | dict(read_file(framework, "detection.yaml"))
 
 
 def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> dict[str, int]:

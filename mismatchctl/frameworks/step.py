@@ -151,7 +151,6 @@ class ConfiguredStep:
 
     @property
     def has_loss(self) -> bool:
-        """Return True if the table has the columns of a loss."""
         return self.step.has("current_log_probs") and self.step.has("advantages")
 
     @cached_property
@@ -179,7 +178,6 @@ class ConfiguredStep:
 
     @cached_property
     def width(self) -> int:
-        """Return the number of positions in a padded row."""
         return int(self.step.rows.lengths.max(initial=0))
 
     @cached_property
@@ -212,7 +210,6 @@ class ConfiguredStep:
 
     @cached_property
     def counted(self) -> Bools:
-        """Return the tokens that count in denominators."""
         return self.applied.counted.expand()
 
     def passed(self, chosen: Callable[[Gate], bool]) -> Bools:

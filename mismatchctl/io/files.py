@@ -126,10 +126,7 @@ def replace_together() -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> Iterator[Path]:
-    """Yield a temporary path in the folder of the output file, which replaces `path` if the block succeeds.
-
-    Inside `replace_together`, the replacement happens at the end of that block, unless `at_once` is set.
-    """
+    """Yield a temporary path that replaces `path` after the block, or after `replace_together` unless `at_once`."""
     target = path if isinstance(path, NextNumber) else Path(path)
     pending = None if at_once else _pending_moves.get()
     temporary = _new_temporary_file(_shown_target(target))

@@ -299,10 +299,7 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping that contains the last key.
-
-    As in Hydra, a value is replaced by a mapping if keys below it are set.
-    """
+    """Return the mapping of the last key. As in Hydra, a value is replaced if keys below it are set."""
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:

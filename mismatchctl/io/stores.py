@@ -195,10 +195,7 @@ class Store:
 
     @contextlib.contextmanager
     def open(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a file for random access when the context is entered.
-
-        Some callers never enter it, so nothing is opened before.
-        """
+        """Open a file for random access when the context is entered. Some callers never enter it."""
         with self._open(location) as file:
             yield file
 

@@ -259,10 +259,7 @@ class YamlScalar:
 
 
 def parse_yaml(text: str, *, decimal: bool = False) -> Any:
-    """Parse one YAML document into plain data with string keys. Return `None` for an empty document.
-
-    With `decimal`, numbers in other forms than decimal (`010`, `1:30`, `0b1`, `1_0`) stay text.
-    """
+    """Parse one YAML document. With `decimal`, numbers in other forms (`010`, `1:30`, `0b1`, `1_0`) stay text."""
     return _parse_yaml(text, decimal)[0]
 
 

@@ -143,16 +143,15 @@ def _rule(options: Options) -> Options:
     return options["rejection_sampling"] or {}
 
 
-def _has_number(options: Options, key: str) -> bool:
-    value = _rule(options).get(key)
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _bound(options: Options, key: str, *metrics: str) -> float:
+    """Return a bound of a rule that uses one of these metrics, or NaN."""
+    value: Any = _rule(options).get(key)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and (not metrics or _rule(options)["metric"] in metrics) else np.nan
 
 
 class Areal(PlainFramework):
-    """AReaL: one rule that rejects or clamps by one statistic.
-
-    The version before 2026-08 has M2PO instead of this rule.
-    """
+    """AReaL: one rule that rejects or clamps by one statistic. The version before 2026-08 has M2PO instead."""
 
     forms = (
         {},
@@ -169,16 +168,10 @@ class Areal(PlainFramework):
         "clamps_ratios_only": lambda o: (
             _rule(o).get("action") == "clamp" and _rule(o).get("metric", "ratio") != "ratio"
         ),
-        "upper_too_low": lambda o: _has_number(o, "upper") and _rule(o)["metric"] == "ratio" and _rule(o)["upper"] <= 1,
-        "lower_not_positive": lambda o: (
-            _has_number(o, "lower") and _rule(o)["metric"] == "ratio" and _rule(o)["lower"] <= 0
-        ),
-        "upper_not_positive": lambda o: (
-            _has_number(o, "upper") and _rule(o)["metric"] in ("kl_k2", "kl_k3") and _rule(o)["upper"] <= 0
-        ),
-        "bounds_reversed": lambda o: (
-            _has_number(o, "lower") and _has_number(o, "upper") and _rule(o)["lower"] > _rule(o)["upper"]
-        ),
+        "upper_too_low": lambda o: _bound(o, "upper", "ratio") <= 1,
+        "lower_not_positive": lambda o: _bound(o, "lower", "ratio") <= 0,
+        "upper_not_positive": lambda o: _bound(o, "upper", "kl_k2", "kl_k3") <= 0,
+        "bounds_reversed": lambda o: _bound(o, "lower") > _bound(o, "upper"),
         "binary_kl": lambda o: _rule(o).get("metric") == "binary_kl",
         "reversed_k3": lambda o: _rule(o).get("metric") == "kl_k3",
         "one_minibatch": lambda o: o["prox_logp_method"] == "reuse_train_logp" and o["ppo_n_minibatches"] > 1,
@@ -192,7 +185,6 @@ class Areal(PlainFramework):
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """Return the later version if a configuration contains keys that only this version reads."""
         said = {name: value for _, name, value in cls("2026-08").find(native)}
         rule = said.get("rejection_sampling")
         kpop = isinstance(rule, Mapping) and rule.get("metric") == "binary_kl"

@@ -22,10 +22,7 @@ _SAMPLING = "rollout_importance_sampling"
 
 
 class MsSwift(PlainFramework):
-    """ms-swift: upper bounds only.
-
-    At the sequence level, the ratio is the geometric mean. In mask mode, token weights have no bound.
-    """
+    """ms-swift: upper bounds, geometric means for sequences, and in mask mode token weights without a bound."""
 
     forms = (
         *({f"{_SAMPLING}_mode": mode, f"{_SAMPLING}_threshold": HIGH} for mode in _MODES),

@@ -19,10 +19,7 @@ _MASK = {"rho_mask_lower_bound": or_zero(LOW), "rho_mask_upper_bound": or_zero(H
 
 
 class OpenInstruct(PlainFramework):
-    """open-instruct: log ratios within ±10.
-
-    Tokens are dropped first, and then ratios are clamped. A packed row counts as one sequence.
-    """
+    """open-instruct: drops tokens, then clamps log ratios to ±10. A packed row counts as one sequence."""
 
     forms = (
         {"rho_clamp_lower_bound": or_zero(LOW), "rho_clamp_upper_bound": or_zero(HIGH)},

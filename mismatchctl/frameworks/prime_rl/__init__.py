@@ -48,7 +48,6 @@ class PrimeRl(PlainFramework):
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """Return the newest version if the configuration contains one of its keys, or ""."""
         newest = cls("2026-10")
         said = [(name, value) for _, name, value in newest.find(native)]
         later = any(
@@ -60,7 +59,7 @@ class PrimeRl(PlainFramework):
         given = {key: inner[key] for _, inner in self.levels(native) for key in inner}
         if self.later and (_REMOVED_KEYS & set(given) or given.get("type") == "default"):
             raise ConfigError(
-                f"{self.title} does not support `type: default` and the keys {', '.join(sorted(_REMOVED_KEYS))}; "
+                f"{self.title} supports neither `type: default` nor the keys {', '.join(sorted(_REMOVED_KEYS))}; "
                 "use `type: ipo` with `eps`"
             )
         return super().read(native)

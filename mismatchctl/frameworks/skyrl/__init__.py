@@ -18,9 +18,14 @@ from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, mak
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
 _LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
+_VETO, _MASK = "outlier_token_is_threshold", "token_mask_is_threshold"
 _COVARIANCE = ("clip_cov", "kl_cov")
 _NOT_COMPUTED = (*_COVARIANCE, "cross_entropy")
 """Losses of SkyRL that are not implemented here."""
+
+
+def _bounds(options: Options, name: str) -> tuple[Any, Any]:
+    return options[f"{name}_low"], options[f"{name}_high"]
 
 
 def _from_one(bound: Any) -> Any:
@@ -54,12 +59,9 @@ class SkyRl(PlainFramework):
     traps = {
         "own_loss": lambda o: o["policy_loss_type"] not in (*_LOSSES, *_NOT_COMPUTED),
         "upper_veto_only": lambda o: (
-            o["off_policy_correction"]["outlier_token_is_threshold_high"] is not None
-            and o["off_policy_correction"]["outlier_token_is_threshold_low"] is None
+            [one is None for one in _bounds(o["off_policy_correction"], _VETO)] == [True, False]
         ),
-        "one_bound": lambda o: (
-            sum(o["off_policy_correction"][f"token_mask_is_threshold_{side}"] is None for side in ("low", "high")) == 1
-        ),
+        "one_bound": lambda o: _bounds(o["off_policy_correction"], _MASK).count(None) == 1,
     }
 
     def read(self, native: Mapping[str, Any]) -> Options:
@@ -81,12 +83,12 @@ class SkyRl(PlainFramework):
             )
         common: dict[str, Any] = {"clamp": "token", "effect": "zero"}
         gates: list[Gate] = []
-        low, high = given["outlier_token_is_threshold_low"], given["outlier_token_is_threshold_high"]
+        low, high = _bounds(given, _VETO)
         if low is not None:
             gates.append(Gate(level="min", keep=(low, None), nonfinite="keep", **common))
         if high is not None:
             gates.append(Gate(level="max", keep=(None, high), nonfinite="keep", **common))
-        keep = given["token_mask_is_threshold_low"], given["token_mask_is_threshold_high"]
+        keep = _bounds(given, _MASK)
         if None not in keep:
             gates.append(Gate(keep=keep, **common))
         weight = None
@@ -98,8 +100,7 @@ class SkyRl(PlainFramework):
         metric = given["sequence_mask_metric"]
         if metric is not None:
             level: Any = read_choice({"geometric": "geometric", "product": "sequence"}, given, "sequence_mask_metric")
-            prefix = {"geometric": "geo", "product": "product"}[metric]
-            keep = given[f"{prefix}_mask_low"], given[f"{prefix}_mask_high"]
+            keep = _bounds(given, "geo_mask" if metric == "geometric" else "product_mask")
             seen: dict[str, Any] = {"sees": "remaining", "clamp": "aggregate", "nonfinite": "keep", "effect": "zero"}
             gates.append(Gate(level=level, keep=keep, **seen))
         if kind == "rollout_is":
@@ -203,10 +204,8 @@ class SkyRl(PlainFramework):
 
     @staticmethod
     def _is_on(given: Options) -> bool:
-        outliers = [given[f"outlier_token_is_threshold_{side}"] for side in ("low", "high")]
-        masks = [given[f"token_mask_is_threshold_{side}"] for side in ("low", "high")]
         stated = given["tis_ratio_type"] is not None or given["sequence_mask_metric"] is not None
-        return stated or outliers != [None, None] or None not in masks
+        return stated or _bounds(given, _VETO) != (None, None) or None not in _bounds(given, _MASK)
 
     def _stages(self, run: ConfiguredStep, given: Options) -> dict[str, float]:
         rows = len(run.step)
@@ -219,7 +218,7 @@ class SkyRl(PlainFramework):
             "is_ratio_max": float(padded.max()),
             "is_ratio_min": float(padded.min()),
         }
-        low, high = given["outlier_token_is_threshold_low"], given["outlier_token_is_threshold_high"]
+        low, high = _bounds(given, _VETO)
         if low is not None or high is not None:
             sums = run.segments.sum
             below = sums(ratio < low) > 0 if low is not None else np.zeros(rows, np.bool_)

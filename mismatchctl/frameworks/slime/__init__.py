@@ -97,10 +97,9 @@ class SlimeConfig:
 
     @cached_property
     def correction(self) -> Correction | ConfigError:
-        if isinstance(self.arguments, ConfigError):
-            return self.arguments
         try:
-            return make_correction(self.arguments, self.version.framework, "mask")
+            read = self.arguments
+            return read if isinstance(read, ConfigError) else make_correction(read, self.version.framework, "mask")
         except ConfigError as error:
             return error
 
@@ -116,7 +115,6 @@ class SlimeConfig:
         return self.place("tis_upper_bound" if masks or not given else "rs_upper_bound")
 
     def trap(self, name: str, place: str = "", /, **values: Any) -> LintMessage:
-        """Create a finding of traps.yaml about an argument."""
         version = self.version
         values |= {"framework": version.framework, "label": version.name}
         made = make_finding(__file__, name, self.source, **values)
@@ -129,7 +127,6 @@ class SlimeConfig:
 
 
 def _check_keys(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Yield the findings that depend only on which keys the file has."""
     for name in written.texts:
         value = written.root[written.keys[name]]
         yield written.trap("quoted_number", name, value=value, number=format_decimal(value))
@@ -302,14 +299,13 @@ class Slime(Framework):
         return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
-        """Replay a step.
-
-        Newer versions divide by the number of `rollout_ids`, or by the number of rows if this column is missing.
-        """
-        from mismatchctl.frameworks.slime.replay import ReplayedStep
+        """Replay a step. Newer versions divide by the number of `rollout_ids`, or of rows without this column."""
+        from mismatchctl.frameworks.slime.replay import replay_step
+        from mismatchctl.frameworks.step import Step
 
         own = {**self.columns, "log_probs": "train_log_probs"}  # the table is known to be slime's
-        return ReplayedStep(self.about, self._arguments(correction), table, options, own).replay()
+        step = Step.read(table, options.dtype, own)
+        return replay_step(step, self._arguments(correction), self.about, options.micro_batch_size)
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
         """The KL loss needs a reference policy, and OPSM also counts masked tokens."""
@@ -409,7 +405,6 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
 
 
 def check_complete(file: File, row: int, have: int, length: int, remedy: str) -> None:
-    """Raise an error for an incomplete response."""
     if have < length:
         problem = (
             f"contains {have} of the {length} tokens of a response (a context-parallel slice), but not their positions"
@@ -454,10 +449,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read a rank's samples.
-
-    The list is empty if another rank's file returns the samples, or if the file has no log-probs.
-    """
+    """Read a rank's samples, or none if another rank's file returns them or if only others have log-probs."""
     data = content["rollout_data"]
     if "log_probs" not in data:
         if any(rank.log_probs for rank in find_ranks(file)):

@@ -35,24 +35,17 @@ class SlimeVersion(CodeVersion):
     """A version of slime or Miles. `date` is a month when this version was the newest."""
 
     framework: str  # slime or Miles
-    # a metric's sum over a sequence is divided by the valid tokens of its whole rollout before rejection, and the total
-    # by the number of rollouts. Otherwise by the tokens of the metric's mask, and by the number of sequences.
+    # metrics are divided by the valid tokens of a whole rollout before rejection. Otherwise by the metric's own mask.
     rollout_denominators: bool = False
     dual_clip: bool = False  # `eps_clip_c` reaches the loss
     cispo: bool = False  # the estimator exists
-    # under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy. Otherwise it compares the
-    # rollout with itself, and is 0.
+    # under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy. Otherwise it is 0.
     bypass_compares_current: bool = False
-    # NaN and infinities become 0, the PPO ratio is float32 and within exp(±20), and effective sample size and
-    # train_rollout_kl are logged (Miles)
-    finite: bool = False
-    # mis.yaml has `mis_level`, `mis_mode` and their bounds, one rule for weights and rejection. The veto does not need
-    # `use_rs`.
-    old_keys: bool = False
+    finite: bool = False  # Miles: NaN and infinities become 0, the PPO ratio is float32, and more metrics are logged
+    old_keys: bool = False  # mis.yaml has one rule for weights and rejection, and the veto does not need `use_rs`
     zeroes_rejected: bool = False  # rejected tokens get weight 0 and stay in the denominators
     one_mask: bool = False  # metrics are reduced over the tokens that rejection keeps
-    # current name of a metric -> the name in this version, or None if it was not logged
-    names: Mapping[str, str | None] = field(default_factory=dict)
+    names: Mapping[str, str | None] = field(default_factory=dict)  # current name of a metric -> its name, if logged
 
     @property
     def effect(self) -> Effect:
@@ -132,7 +125,6 @@ class Arguments:
 
     @property
     def function(self) -> CorrectionFunction:
-        """Return the function of the correction that the arguments select."""
         if not (self.use_tis or self.get_mismatch_metrics):
             return "none"
         if self.custom_tis_function_path is None:
@@ -233,7 +225,6 @@ def _refuse_missing(missing: list[str]) -> None:
 
 
 def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the keys of mis.yaml of October and November 2025 to the later keys."""
     _refuse_missing([key for key in OLD_KEYS if key not in named])
     if named["mis_lower_bound"] is None:
         raise ConfigError(
@@ -245,7 +236,6 @@ def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_old_keys(said: Arguments) -> dict[str, Any]:
-    """Write arguments in the keys of October and November 2025."""
     written = said.native()
     if said.function != "mis" or said.tis_upper_bound is None:  # it only measures
         return written
@@ -385,7 +375,6 @@ class SlimeCorrection(Correction):
 
 
 def make_correction(arguments: Arguments, name: str, effect: Effect) -> Correction:
-    """Convert arguments to a Correction."""
     weight: dict[str, Any] | None = None
     gates: list[dict[str, Any]] = []
     level, mode = arguments.tis_level, arguments.tis_mode
@@ -468,7 +457,6 @@ def _write_rules(correction: Correction, known: Arguments) -> Arguments:
 
 
 def _write_mis(weight: Weight, gates: list[Gate]) -> dict[str, Any]:
-    """Write the arguments of mis.py."""
     low, high = weight.bounds
     veto = next((gate for gate in gates if gate.is_veto), None)
     gates = [gate for gate in gates if gate is not veto]

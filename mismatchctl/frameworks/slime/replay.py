@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,11 @@ from mismatchctl.core.batch import Bools, Floats
 from mismatchctl.core.losses import LossTerm, cispo_loss, exp, kl_estimate, low_variance_kl, off_policy_mask, ppo_loss
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Correction
-from mismatchctl.frameworks.adapter import LoggedMetric, Replay, ReplayOptions, read_metrics
+from mismatchctl.frameworks.adapter import LoggedMetric, Replay, read_metrics
 from mismatchctl.frameworks.lint import read_table
 from mismatchctl.frameworks.slime.arguments import VERSIONS, Arguments, SlimeVersion
 from mismatchctl.frameworks.step import ConfiguredStep, Step
 from mismatchctl.measure.metrics.metric import KEPT_TOKENS, VALID_TOKENS
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _MIN_MEAN_WEIGHT = 1e-8  # a mean weight up to this is not divided by
 
@@ -75,10 +72,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Return the bounded weights.
-
-        Mask mode does not bound the weights. IcePop sets weights outside the bounds to 0.
-        """
+        """Return the bounded weights. Mask mode has no bound. IcePop sets weights outside the bounds to 0."""
         low, high = self.weight_bounds
         if self.arguments.function == "icepop":
             inside = (self.raw_weights >= low) & (self.raw_weights <= high)
@@ -90,11 +84,10 @@ class MicroBatch(ConfiguredStep):
     @cached_property
     def factor(self) -> float:
         """Return the mean bounded weight before rejection, over the tokens or over means of sequences."""
+        values, count = self.row_mean(self.bounded_weights), len(self.segments)
         if self.arguments.tis_level == "token":
-            return float(
-                _sum_in_order(self.row_sum(self.bounded_weights)) / self.dtype.type(max(self.segments.tokens, 1))
-            )
-        return float(_sum_in_order(self.row_mean(self.bounded_weights)) / self.dtype.type(max(len(self.segments), 1)))
+            values, count = self.row_sum(self.bounded_weights), self.tokens
+        return float(_sum_in_order(values) / self.dtype.type(max(count, 1)))
 
     @property
     def normalizes(self) -> bool:
@@ -107,10 +100,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Return the tokens whose ratio is below the veto threshold.
-
-        The logarithm of the threshold is always float32.
-        """
+        """Return the tokens whose ratio is below the veto threshold, whose logarithm is always float32."""
         with np.errstate(divide="ignore", invalid="ignore"):
             threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
         return np.asarray(self.d < threshold, np.bool_)
@@ -339,83 +329,62 @@ def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
     return f"{item.reduction} within each sequence (0 if no token is left), then over sequences"
 
 
-class ReplayedStep:
-    """The computed values of one step under one configuration."""
+@np.errstate(over="ignore", invalid="ignore")
+def replay_step(step: Step, given: Arguments, version: SlimeVersion, micro_batch_size: int | None) -> Replay:
+    lengths, anchored = step.segments.lengths, not given.use_rollout_logprobs
+    divisor, tokens = len(lengths), None  # tokens: the valid ones of each sequence's rollout [S]
+    if given.calculate_per_token_loss:  # an empty sequence counts as one token, rejection does not change the count
+        divisor = int(np.maximum(lengths, 1).sum())
+    elif version.rollout_denominators:
+        names, index = np.unique(_rollouts(step), return_inverse=True)
+        tokens = np.bincount(index, weights=lengths, minlength=len(names)).astype(np.int64)[index]
+        divisor = len(names)
+    has_loss = MicroBatch(step, given, version).has_loss
+    chosen = [
+        each
+        for each in list_metrics(version)
+        if CONDITIONS[each.when](given)
+        and (has_loss or each.values not in _LOSS_VALUES or (each.values == "train_rollout_abs_diff" and anchored))
+    ]
+    logged = {each.name: 0.0 for each in chosen}
+    weights: dict[int, NDArray[Any]] = {}
+    kept: dict[int, NDArray[Any]] = {}
+    for rows in step.micro_batches(micro_batch_size):
+        batch = MicroBatch(step.take(rows), given, version)
+        for each in chosen:
+            logged[each.name] += _sum_metric(each, batch, None if tokens is None else tokens[rows])
+        kept |= zip(rows.tolist(), batch.step.by_row(batch.kept), strict=True)
+        if given.weighs:
+            weights |= zip(rows.tolist(), batch.step.by_row(batch.weights), strict=True)
+    logged = {name: total / divisor for name, total in logged.items()}
+    if has_loss:
+        logged["loss"] = logged["pg_loss"] + given.kl_loss_coef * logged.get("kl_loss", 0.0)
+    order = range(len(step))
+    return Replay(logged, [weights[row] for row in order] if given.weighs else None, [kept[row] for row in order])
 
-    def __init__(
-        self,
-        version: SlimeVersion,
-        given: Arguments,
-        table: pa.Table,
-        options: ReplayOptions,
-        columns: Mapping[str, str],
-    ) -> None:
-        self.version, self.arguments, self.size = version, given, options.micro_batch_size
-        self.step = Step.read(table, options.dtype, columns)
-        self.has_loss = self.step.has("current_log_probs") and self.step.has("advantages")
-        lengths = self.step.segments.lengths
-        self.divisor = len(lengths)
-        self.rollout_tokens: NDArray[np.int64] | None = None  # valid tokens of each sequence's rollout [S]
-        if given.calculate_per_token_loss:  # an empty sequence counts as one token, rejection does not change the count
-            self.divisor = int(np.maximum(lengths, 1).sum())
-        elif version.rollout_denominators:
-            names, index = np.unique(self._rollouts(), return_inverse=True)
-            self.rollout_tokens = np.bincount(index, weights=lengths, minlength=len(names)).astype(np.int64)[index]
-            self.divisor = len(names)
 
-    @np.errstate(over="ignore", invalid="ignore")
-    def replay(self) -> Replay:
-        given, anchored = self.arguments, not self.arguments.use_rollout_logprobs
-        chosen = [
-            each
-            for each in list_metrics(self.version)
-            if CONDITIONS[each.when](given)
-            and (
-                self.has_loss
-                or each.values not in _LOSS_VALUES
-                or (each.values == "train_rollout_abs_diff" and anchored)
-            )
-        ]
-        logged = {each.name: 0.0 for each in chosen}
-        weights: dict[int, NDArray[Any]] = {}
-        kept: dict[int, NDArray[Any]] = {}
-        for rows in self.step.micro_batches(self.size):
-            part = self.step if len(rows) == len(self.step) and (np.diff(rows) == 1).all() else self.step.take(rows)
-            call = MicroBatch(part, given, self.version)
-            for each in chosen:
-                logged[each.name] += self._contribution(each, call, rows)
-            kept |= zip(rows.tolist(), part.by_row(call.kept), strict=True)
-            if given.weighs:
-                weights |= zip(rows.tolist(), part.by_row(call.weights), strict=True)
-        logged = {name: total / self.divisor for name, total in logged.items()}
-        if self.has_loss:
-            logged["loss"] = logged["pg_loss"] + given.kl_loss_coef * logged.get("kl_loss", 0.0)
-        order = range(len(self.step))
-        return Replay(logged, [weights[row] for row in order] if given.weighs else None, [kept[row] for row in order])
+def _sum_metric(metric: LoggedMetric, batch: MicroBatch, rollout_tokens: NDArray[np.int64] | None) -> float:
+    values = VALUES[metric.values](batch) if metric.values in VALUES else getattr(batch, metric.values)
+    per_token = batch.arguments.calculate_per_token_loss
+    if metric.over == "none":
+        weight = batch.counts if per_token and metric.name == "ess_ratio" else 1
+        return float(_sum_in_order((values * weight).astype(values.dtype)))
+    whole = metric.over == "original"
+    sums = batch.row_sum(values if whole else values * batch.kept)
+    if per_token:
+        return float(_sum_in_order(sums))
+    counts = batch.counts
+    if rollout_tokens is not None:
+        counts = np.maximum(rollout_tokens, 1).astype(batch.dtype)
+    elif not (whole or batch.version.zeroes_rejected):
+        counts = np.maximum(batch.row_sum(batch.kept), 1)
+    return float(_sum_in_order(sums / counts.astype(sums.dtype)))
 
-    def _contribution(self, metric: LoggedMetric, call: MicroBatch, rows: NDArray[np.int64]) -> float:
-        """Return the sum that these rows add to the total of a metric."""
-        values = VALUES[metric.values](call) if metric.values in VALUES else getattr(call, metric.values)
-        per_token = self.arguments.calculate_per_token_loss
-        if metric.over == "none":
-            weight = call.counts if per_token and metric.name == "ess_ratio" else 1
-            return float(_sum_in_order((values * weight).astype(values.dtype)))
-        sums = call.row_sum(values if metric.over == "original" else values * call.kept)
-        if per_token:
-            return float(_sum_in_order(sums))
-        counts = (
-            call.counts
-            if metric.over == "original" or self.version.zeroes_rejected
-            else np.maximum(call.row_sum(call.kept), 1)
-        )
-        if self.rollout_tokens is not None:
-            counts = np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)
-        return float(_sum_in_order(sums / counts.astype(sums.dtype)))
 
-    def _rollouts(self) -> NDArray[Any]:
-        """Return the id of the rollout to which each row belongs."""
-        for column in ("rollout_ids", "rollout_id"):
-            if self.step.has(column):
-                names = self.step.table[column].to_pylist()
-                return np.array([f"row {row}" if name is None else f"= {name}" for row, name in enumerate(names)])
-        return np.arange(len(self.step))
+def _rollouts(step: Step) -> NDArray[Any]:
+    """Return the id of the rollout to which each row belongs."""
+    for column in ("rollout_ids", "rollout_id"):
+        if step.has(column):
+            names = step.table[column].to_pylist()
+            return np.array([f"row {row}" if name is None else f"= {name}" for row, name in enumerate(names)])
+    return np.arange(len(step))

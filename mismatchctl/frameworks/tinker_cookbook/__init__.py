@@ -71,10 +71,7 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options in a call of the configuration class.
-
-    For another class, or for a call without a loss, return `None`.
-    """
+    """Read the options in a call of the configuration class. `None`: another class, or a call without a loss."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     given = call.values(_LOSS_KEYS)

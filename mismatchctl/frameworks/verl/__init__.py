@@ -56,7 +56,6 @@ _NEGLIGIBLE_SHIFT = 0.01  # a reversed interval whose ends move by less than thi
 
 
 def _check_keys(written: VerlConfig) -> Iterator[LintMessage]:
-    """Yield the findings that only depend on keys in the file."""
     version = written.version
     if not isinstance(written.block, Mapping | None):
         yield written.trap("no_mapping", block=written.block)
@@ -71,7 +70,6 @@ def _check_keys(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_weights(written: VerlConfig) -> Iterator[LintMessage]:
-    """Yield findings about refused values, and about weights that do not apply."""
     given, settings, flat = written.given, written.settings, written.version.dialect == "flat"
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
@@ -206,10 +204,7 @@ def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]:
-    """Yield the findings.
-
-    With `keys_only`, some values are not in the file and are not judged.
-    """
+    """Yield the findings. With `keys_only`, some values are not in the file, and no value is judged."""
     yield from _check_keys(written)
     if keys_only:
         return
@@ -236,7 +231,6 @@ class Verl(Framework):
         self.block = ("algorithm",) if version.dialect == "flat" else ("algorithm", "rollout_correction")
 
     def accepts_keys(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a key at the root is a key of rollout correction."""
         return not self.about.keys.keys().isdisjoint(native)
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
@@ -307,22 +301,18 @@ def read_call(call: PythonCall) -> Keys:
         raise ConfigError(f"line {call.line}: {call.computed[0]} must be passed by keyword, with a constant value")
     if call.brings_more:
         raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
-    return {"rollout_correction": _expand_call(call)}
-
-
-def _expand_call(call: PythonCall) -> Keys:
-    if not call.function:
-        return call.given if call.partial else {"rollout_is": "sequence"} | call.given  # the default in Python
+    if not call.function:  # the default in Python
+        return {BLOCK: call.given if call.partial else {"rollout_is": "sequence"} | call.given}
     every = read_table(__file__, "factories.yaml").values()
     known = [factories[call.function] for factories in every if call.function in factories]
     if not known:
         hint = suggestion(call.function, {name for factories in every for name in factories})
         raise ConfigError(f"line {call.line}: {CONFIG_CLASS}: unknown function {call.function}{hint}")
-    for factory in known:
-        if call.given.keys() <= factory[-1].keys():
-            return _expand_factory(factory, call.given)
-    wanted = ", ".join(known[0][-1])
-    raise ConfigError(f"line {call.line}: {CONFIG_CLASS}.{call.function} accepts {wanted or 'no arguments'}")
+    fitting = [factory for factory in known if call.given.keys() <= factory[-1].keys()]
+    if not fitting:
+        accepted = ", ".join(known[0][-1]) or "no arguments"
+        raise ConfigError(f"line {call.line}: {CONFIG_CLASS}.{call.function} accepts {accepted}")
+    return {BLOCK: _expand_factory(fitting[0], call.given)}
 
 
 def _read_rows(file: File) -> Iterator[Row]:

@@ -31,14 +31,10 @@ Dialect = Literal["flat", "ratio", "estimator"]
 class VerlVersion(CodeVersion):
     """One version of verl's rollout correction, named by month, or by day if the month has a later version."""
 
-    # configuration: `flat` (keys of the algorithm section), `ratio` (rollout_correction with rejection by the ratio) or
-    # `estimator` (rollout_correction with rejection by k1, k2, k3)
-    dialect: Dialect
+    dialect: Dialect  # `flat` (keys of `algorithm`), or `rollout_correction` with rejection by ratio or by k1, k2, k3
     keys: Mapping[str, object]  # keys of its configuration, with the defaults in verl's YAML
     prefix: str = "rollout_corr/"  # prefix of the logged names
-    # True if rejection sets weights to 0 and does not change the mask. Rejected tokens stay in the denominators, and
-    # `rollout_is: false` disables rejection.
-    zeroes_rejected: bool = False
+    zeroes_rejected: bool = False  # True if rejection sets weights to 0, and `rollout_is: false` disables it
     normalizes: bool = False  # True if weights can be normalized over the batch
     normalizes_empty: bool = False  # True if empty sequences count in that mean
     empty_loss_is_nan: bool = False  # True if a micro-batch without kept tokens has the loss nan
@@ -64,10 +60,7 @@ class VerlVersion(CodeVersion):
 
     @property
     def names_loss(self) -> bool:
-        """Return True if bypass mode has an option for the loss.
-
-        In versions with this option, every loss applies rejection.
-        """
+        """Return True if bypass mode has an option for the loss. In these versions, every loss applies rejection."""
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
@@ -298,7 +291,6 @@ def _read_block(settings: Mapping[str, Any], version: VerlVersion) -> Correction
 
 
 def _read_ratio_gates(settings: Mapping[str, Any], source: RatioSource, version: VerlVersion) -> tuple[Gate, ...]:
-    """Read the rejection and the veto of 2025-11."""
     gates = []
     if settings["rollout_rs"] is not None:
         upper = _read_number(settings, "rollout_rs_threshold")
@@ -462,7 +454,6 @@ class VerlConfig:
 
     @cached_property
     def section(self) -> Mapping[str, Any]:
-        """Return the keys of rollout correction, also unknown ones."""
         return self.block if isinstance(self.block, Mapping) else {}
 
     @cached_property
@@ -513,7 +504,6 @@ class VerlConfig:
         return self.place("rollout_is_threshold" if self.version.dialect == "flat" else "rollout_rs_threshold")
 
     def trap(self, name: str, key: str = "", /, *, at: str | None = None, **values: Any) -> LintMessage:
-        """Create a finding of traps.yaml about a key."""
         made = make_finding(__file__, name, self.source, **values)
         return replace(made, place=self.place(key or made.place) if at is None else at)
 
@@ -543,7 +533,6 @@ def measured_correction(correction: Correction) -> Correction:
 
 
 def fit_correction(correction: Correction, version: VerlVersion) -> tuple[Correction, list[str]]:
-    """Leave out the rules that this version does not support, and describe them."""
     return fit_rules(
         measured_correction(correction),
         lambda one: _write(one, version),
@@ -635,11 +624,7 @@ def _format_exp(logarithm: float) -> str:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version of a configuration with a key of rollout correction.
-
-    Only versions that know most keys of the configuration are considered. The newest version in which the keys have an
-    effect is preferred, then the newest version that accepts the keys, then the newest version.
-    """
+    """Return the version of a configuration with a key of rollout correction: the newest of the highest rank."""
     native = with_rllm(native)
     outer = find_value(native, "algorithm")
     nested = BLOCK in (outer if isinstance(outer, Mapping) else native)

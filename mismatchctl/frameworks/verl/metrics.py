@@ -108,10 +108,7 @@ def _measure_ratio(
     measures_applied: bool = False,  # True to measure bounded weights (since 2026), False to measure raw weights
     fractions_applied: bool = False,  # True if the fractions of rows outside describe bounded weights too (0.8.0)
 ) -> Measured:
-    """Measure the ratio at a level with two thresholds.
-
-    Ratios of rows are compared as logarithms, with a float32 threshold.
-    """
+    """Measure the ratio at a level. Ratios of rows are compared as logarithms, with a float32 threshold."""
     token = level == "token"
     x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))
