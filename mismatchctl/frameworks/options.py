@@ -210,9 +210,8 @@ class PlainFramework(Framework):
                 made = _replaced(made, place, kept)
         return made
 
-    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
+    def unread(self, native: Mapping[str, Any]) -> Iterator[UnreadKey]:
         """Return the keys that look like misspelled options. Keys that do not look like an option are not checked."""
-        found = []
         above = {key for place in self._places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
         # Other option names are similar to common keys.
@@ -225,13 +224,9 @@ class PlainFramework(Framework):
                 signed = re.fullmatch(self.signs, plain) is not None
                 blocks = [name for name, usual in self.options.items() if isinstance(usual, dict) and plain in usual]
                 if signed and blocks:
-                    hint = f": it belongs in {self._spelt.get(blocks[0], blocks[0])}"
+                    yield (*place, str(key)), f": it belongs in {self._spelt.get(blocks[0], blocks[0])}"
                 elif name := is_typo_of(plain, spelt if signed else distinct):
-                    hint = f" (did you mean {name!r}?)"
-                else:
-                    continue
-                found.append(((*place, str(key)), hint))
-        return found
+                    yield (*place, str(key)), f" (did you mean {name!r}?)"
 
     def read(self, native: Mapping[str, Any]) -> Options:
         for place, hint in self.unread(native):

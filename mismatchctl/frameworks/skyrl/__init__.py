@@ -303,18 +303,14 @@ def _read_rows(file: File) -> Iterator[Row]:
     rows, width = columns["loss_mask"].shape
     metadata = state.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
-    padded, uids = metadata.get("pad_size"), metadata.get("uids")
-    for number in range(rows - int(padded or 0)):
+    count, uids = rows - int(metadata.get("pad_size") or 0), metadata.get("uids")
+    uids = uids if isinstance(uids, (list, tuple, np.ndarray)) and len(uids) >= count else [None] * count
+    for number in range(count):
         row: Row = {name: None if value is None else value[number] for name, value in columns.items()}
         if row.get("sequences") is not None:
             row["response_ids"] = row["sequences"][-width:]
             row["prompt"] = _read_prompt(row, width)
-        row["uid"] = (
-            uids[number]
-            if isinstance(uids, (list, tuple, np.ndarray)) and len(uids) >= rows - int(padded or 0)
-            else None
-        )
-        yield {**row, "step": file.step}
+        yield {**row, "uid": uids[number], "step": file.step}
 
 
 def _read_prompt(row: Row, width: int) -> Any:

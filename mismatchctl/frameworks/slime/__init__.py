@@ -337,32 +337,21 @@ MAX_NAMED_RANKS = 8
 """Maximum number of missing ranks in an error message. A damaged file may contain any rank count."""
 
 
-@dataclass(frozen=True)
-class RankFile:
-    """The file of a rank: its context-parallel rank, the number of ranks, and its samples."""
-
-    path: Path
-    cp_rank: int
-    cp_size: int
-    samples: tuple[int, ...]
-    log_probs: bool
-
-
-def find_ranks(file: File) -> list[RankFile]:
-    """Find the files of all ranks of a rollout in the same folder."""
+def find_ranks(file: File) -> dict[Path, Any]:
+    """Find the files of all ranks of a rollout: rank, number of ranks, samples, and True if they have log-probs."""
     rollout = file.path.stem.partition("_")[0]
     others = sorted(file.path.parent.glob(f"{rollout}_*.pt"))
     return _read_ranks(tuple((file.open(other), other.stat().st_size, other.stat().st_mtime_ns) for other in others))
 
 
 @lru_cache(maxsize=1)
-def _read_ranks(stamps: tuple[tuple[File, int, int], ...]) -> list[RankFile]:
-    found = []
+def _read_ranks(stamps: tuple[tuple[File, int, int], ...]) -> dict[Path, Any]:
+    found = {}
     for file, *_ in stamps:
         content = file.torch()
         if isinstance(content, dict) and isinstance(data := content.get("rollout_data"), dict):
             rank, size = content.get("cp_rank", 0), content.get("cp_size", 1)
-            found.append(RankFile(file.path, rank, size, _identify_samples(data), "log_probs" in data))
+            found[file.path] = (rank, size, _identify_samples(data), "log_probs" in data)
     return found
 
 
@@ -377,8 +366,8 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
     """Join the sliced columns of all ranks. Only the file of rank 0 returns samples."""
     size, own = content["cp_size"], content["cp_rank"]
     samples = _identify_samples(content["rollout_data"])
-    alike = [rank for rank in find_ranks(file) if (rank.cp_size, rank.samples, rank.log_probs) == (size, samples, True)]
-    by_rank = {rank.cp_rank: rank.path for rank in reversed(alike)} | {own: file.path}
+    ranks = reversed(find_ranks(file).items())  # of several files with the same rank, the first counts
+    by_rank = {rank: path for path, (rank, *about) in ranks if about == [size, samples, True]} | {own: file.path}
     if not 0 <= own < size:
         raise DataError(f"this file belongs to context-parallel rank {own} of {size}", file=str(file.path))
     if missing := list(islice((str(rank) for rank in range(size) if rank not in by_rank), MAX_NAMED_RANKS)):
@@ -452,7 +441,7 @@ def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
     """Read a rank's samples, or none if another rank's file returns them or if only others have log-probs."""
     data = content["rollout_data"]
     if "log_probs" not in data:
-        if any(rank.log_probs for rank in find_ranks(file)):
+        if any(has_log_probs for *_, has_log_probs in find_ranks(file).values()):
             return []
         remedy = "let the trainer recompute them"
         problem = "no rank has log_probs of this rollout (--use-rollout-logprobs?)"

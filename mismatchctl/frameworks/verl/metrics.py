@@ -176,40 +176,35 @@ def _measure_rejection(sample: ConfiguredStep, rejected: Bools) -> Measured:
     return found | {f"{name}_number": flags.astype(sample.train.dtype) for name, flags in found.items()}
 
 
-Metrics = tuple[LoggedMetric, ...]
+Tables = tuple[str, ...]
+"""Names of tables in names.yaml."""
 
 
-def _join_tables(*names: str) -> Metrics:
-    tables = read_metrics(__file__)
-    return tuple(metric for name in names for metric in tables[name])
-
-
-def _weight_table(level: str, version: VerlVersion) -> Metrics:
+def _weight_tables(level: str, version: VerlVersion) -> Tables:
     """#3915 of 2025-10 weights the geometric fractions by tokens, and #3984 counts rows."""
     kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
-    return _join_tables("weights", f"{kind}_weights")
+    return "weights", f"{kind}_weights"
 
 
-def _factor_table(level: str, version: VerlVersion) -> Metrics:
+def _factor_table(level: str, version: VerlVersion) -> str:
     """Return the mean that divides the weights. #4070 includes empty rows, which lower the mean. #3980 does not."""
-    return _join_tables(f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor")
+    return f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor"
 
 
-def _estimate_table(statistic: str, level: str) -> Metrics:
+def _estimate_tables(statistic: str, level: str) -> Tables:
     by_level = "token_estimate" if level == "token" else "row_estimate"
-    return _join_tables("estimate", by_level, *(["k1_estimate"] if statistic == "k1" else []))
+    return "estimate", by_level, *(["k1_estimate"] if statistic == "k1" else [])
 
 
-def _off_policy_table(version: VerlVersion) -> tuple[Metrics, str]:
-    """Return the metrics of the policies' distance, which all configurations log, and their prefix."""
-    if version.dialect == "flat":
-        return _join_tables("off_policy"), f"{version.prefix}mismatch_"
-    return _join_tables("off_policy", "chi2"), version.prefix
+def _off_policy_tables(version: VerlVersion) -> tuple[Tables, str]:
+    """Return the tables of the policies' distance, which all configurations log, and their prefix."""
+    flat = version.dialect == "flat"
+    return (("off_policy",), f"{version.prefix}mismatch_") if flat else (("off_policy", "chi2"), version.prefix)
 
 
-def _reduce_values(metrics: Metrics, measured: Measured, sample: ConfiguredStep, prefix: str) -> dict[str, float]:
+def _reduce_values(tables: Tables, measured: Measured, sample: ConfiguredStep, prefix: str) -> dict[str, float]:
     logged = {}
-    for metric in metrics:
+    for metric in (row for table in tables for row in read_metrics(__file__)[table]):
         values = measured[metric.values]
         if metric.over == "filled":
             values = values[sample.segments.nonempty]
@@ -247,40 +242,37 @@ def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
             like=None if prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction") else row.like,
             basis=bases.get(row.values, row.basis),
         )
-        for table, prefix, when in _iterate_tables(version)
-        for row in table
+        for tables, prefix, when in _iterate_tables(version)
+        for table in tables
+        for row in read_metrics(__file__)[table]
     ]
 
 
-def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Metrics, str, str]]:
+def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Tables, str, str]]:
     """Iterate over the tables of names, with their prefix and the condition for logging."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
-    yield *_off_policy_table(version), ""
+    yield *_off_policy_tables(version), ""
+    key, levels = ("rollout_is_level", _LEVELS) if version.dialect == "flat" else ("rollout_is", _LEVELS[:2])
+    for level in levels:
+        yield _weight_tables(level, version), weights, f"{key}: {level}"
     if version.dialect == "flat":
-        for level in ("token", "sequence", "geometric"):
-            yield _weight_table(level, version), weights, f"rollout_is_level: {level}"
-        yield _join_tables("rejection"), weights, "rollout_is_mode: mask"
-    else:
-        for level in ("token", "sequence"):
-            yield _weight_table(level, version), weights, f"rollout_is: {level}"
-    if version.normalizes:
-        for level in ("token", "sequence"):
-            yield _factor_table(level, version), weights, f"rollout_is: {level}, rollout_is_batch_normalize"
-    if version.dialect == "ratio":
-        for level in ("token", "sequence", "geometric"):
-            table = (*_weight_table(level, version), *_join_tables("rejection"))
-            yield table, rejection, f"rollout_rs: {level}"
+        yield ("rejection",), weights, "rollout_is_mode: mask"
+    for level in levels if version.normalizes else ():
+        yield (_factor_table(level, version),), weights, f"rollout_is: {level}, rollout_is_batch_normalize"
+    for level in _LEVELS if version.dialect == "ratio" else ():
+        yield (*_weight_tables(level, version), "rejection"), rejection, f"rollout_rs: {level}"
     if version.dialect == "estimator":
-        yield _join_tables("icepop"), weights, "rollout_is_threshold: lower_upper"
+        yield ("icepop",), weights, "rollout_is_threshold: lower_upper"
         for option, (statistic, level) in RS_OPTIONS.items():
-            yield _estimate_table(statistic, level), f"{rejection}{option}_", f"rollout_rs: {option}"
-        yield _join_tables("any_rejection"), rejection, "rollout_rs"
+            yield _estimate_tables(statistic, level), f"{rejection}{option}_", f"rollout_rs: {option}"
+        yield ("any_rejection",), rejection, "rollout_rs"
     else:
-        yield _join_tables("veto"), version.prefix, ""
-    yield _join_tables("debug"), _DEBUG_PREFIX, "not in bypass mode"
-    yield _join_tables("loss"), "actor/", ""
+        yield ("veto",), version.prefix, ""
+    yield ("debug",), _DEBUG_PREFIX, "not in bypass mode"
+    yield ("loss",), "actor/", ""
 
 
+_LEVELS = ("token", "sequence", "geometric")
 _DEBUG_PREFIX = "training/rollout_"
 
 
@@ -292,7 +284,8 @@ def _measure_debug(train: Floats, rollout: Floats) -> dict[str, float]:
     scale = float(np.sqrt((a @ a) * (b @ b)))
     deviation = apart.std(ddof=1) if len(apart) > 1 else math.nan
     values = (1.0, apart.max(), apart.mean(), deviation, a @ b / scale if scale else math.nan)
-    return {_DEBUG_PREFIX + row.name: float(value) for row, value in zip(_join_tables("debug"), values, strict=True)}
+    rows = read_metrics(__file__)["debug"]
+    return {_DEBUG_PREFIX + row.name: float(value) for row, value in zip(rows, values, strict=True)}
 
 
 _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by less
@@ -346,8 +339,8 @@ def _replay_batch(step: Step, correction: Correction, version: VerlVersion, poli
 
 
 def _measure_off_policy(sample: ConfiguredStep, version: VerlVersion) -> dict[str, float]:
-    table, prefix = _off_policy_table(version)
-    return _reduce_values(table, _measure_distance(sample), sample, prefix)
+    tables, prefix = _off_policy_tables(version)
+    return _reduce_values(tables, _measure_distance(sample), sample, prefix)
 
 
 def _compute_flat(sample: ConfiguredStep, correction: Correction, version: VerlVersion) -> _Outcome:
@@ -359,15 +352,15 @@ def _compute_flat(sample: ConfiguredStep, correction: Correction, version: VerlV
     low, high = rejections[0].keep if rejections else (weight.watch_low, weight.truncate)
     upper = math.inf if high is None else high
     measured = _measure_ratio(sample, weight.level, 1.0 / upper if low is None else low, upper)
-    table = _weight_table(weight.level, version)
+    tables = _weight_tables(weight.level, version)
     veto = _measure_veto(sample, threshold)
     if rejections:
-        table = (*table, *_join_tables("rejection"))
+        tables = (*tables, "rejection")
         kept &= ~measured["rejected"]
     kept &= ~veto["rejected"]
     weights = measured["raw" if rejections else "bounded_weight"]
-    logged = _reduce_values(table, measured, sample, f"{version.prefix}rollout_is_")
-    logged |= _reduce_values(_join_tables("veto"), veto, sample, version.prefix) | _measure_off_policy(sample, version)
+    logged = _reduce_values(tables, measured, sample, f"{version.prefix}rollout_is_")
+    logged |= _reduce_values(("veto",), veto, sample, version.prefix) | _measure_off_policy(sample, version)
     if version.zeroes_rejected:
         return weights * kept, np.ones_like(kept), logged
     return weights, kept, logged
@@ -382,18 +375,18 @@ def _compute_rejections(
     for gate in rejections:
         if version.dialect == "estimator":
             measured = _measure_estimate(sample, gate)
-            table, own = _estimate_table(gate.statistic, gate.level), f"{prefix}{find_rs_option(gate)}_"
+            tables, own = _estimate_tables(gate.statistic, gate.level), f"{prefix}{find_rs_option(gate)}_"
         else:
             low, high = gate.keep
             measured = _measure_ratio(sample, gate.level, low or 0.0, math.inf if high is None else high)
-            table, own = (*_weight_table(gate.level, version), *_join_tables("rejection")), prefix
-        logged |= _reduce_values(table, measured, sample, own)
+            tables, own = (*_weight_tables(gate.level, version), "rejection"), prefix
+        logged |= _reduce_values(tables, measured, sample, own)
         kept &= ~measured["rejected"]
     if version.dialect == "ratio":
         veto = _measure_veto(sample, threshold)
-        return kept & ~veto["rejected"], logged | _reduce_values(_join_tables("veto"), veto, sample, version.prefix)
+        return kept & ~veto["rejected"], logged | _reduce_values(("veto",), veto, sample, version.prefix)
     if rejections:
-        logged |= _reduce_values(_join_tables("any_rejection"), _measure_rejection(sample, ~kept), sample, prefix)
+        logged |= _reduce_values(("any_rejection",), _measure_rejection(sample, ~kept), sample, prefix)
     return kept, logged
 
 
@@ -409,11 +402,11 @@ def _compute_weights(
         version.fractions_applied,
     )  # fmt: skip
     prefix, bounded = f"{version.prefix}rollout_is_", measured["bounded_weight"]
-    table = (*_weight_table(weight.level, version), *(_join_tables("icepop") if zero else ()))
-    logged = _reduce_values(table, measured, sample, prefix)
+    tables = (*_weight_tables(weight.level, version), *(["icepop"] if zero else []))
+    logged = _reduce_values(tables, measured, sample, prefix)
     if weight.normalize == "none":
         return bounded, logged, {}
-    ((key, mean),) = _reduce_values(_factor_table(weight.level, version), measured, sample, prefix).items()
+    ((key, mean),) = _reduce_values((_factor_table(weight.level, version),), measured, sample, prefix).items()
     if not mean > _MIN_MEAN_WEIGHT:
         return bounded, logged, {key: 1.0}
     return bounded / np.asarray(mean, bounded.dtype), logged, {key: mean}
