@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, option
-from mismatchctl.frameworks.adapter import Framework
+from mismatchctl.frameworks.adapter import Framework, find_value
 from mismatchctl.frameworks.config_files import NativeConfig, read_native_configs
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.frameworks.registry import read_file
@@ -195,9 +195,7 @@ def _changes(found: Mapping[str, tuple[str, Any]]) -> Iterator[tuple[str, str, s
 def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iterator[tuple[str, tuple[str, Any]]]:
     """Yield the name, place and value of each sampling setting."""
     for place in places:
-        level: Any = native
-        for key in filter(None, place.split(".")):
-            level = level.get(key) if isinstance(level, Mapping) else None
+        level = find_value(native, *filter(None, place.split(".")))
         for key, value in level.items() if isinstance(level, Mapping) else ():
             plain = str(key).lstrip("-").replace("-", "_")
             name = plain.removeprefix(prefix)

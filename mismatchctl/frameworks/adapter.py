@@ -136,6 +136,13 @@ def split_unknown(
     return keep(keys, ()), unknown
 
 
+def find_value(native: Mapping[str, Any], *keys: str) -> Any:
+    found: Any = native
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
 _UNKNOWN = object()
 
 

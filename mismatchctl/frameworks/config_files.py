@@ -17,14 +17,6 @@ from mismatchctl.corrections.presets import Preset
 from mismatchctl.errors import ConfigError, option, wording
 from mismatchctl.frameworks import registry
 from mismatchctl.frameworks.adapter import Framework, find_file, is_same, split_unknown
-from mismatchctl.frameworks.registry import (
-    ADAPTER_MODULES,
-    CONFIG_CLASSES,
-    find_adapter,
-    load_framework,
-    load_framework_for,
-    recognize,
-)
 from mismatchctl.io.scripts import UNPACKING_NOT_READ, find_python_calls, is_shell_script, parse_shell
 from mismatchctl.io.yaml import TextError, dump_yaml, read_data, read_text, read_with_scalars, resolve_interpolations
 
@@ -101,20 +93,13 @@ _SUFFIX_FORMS: dict[str, FileForm] = {
     ".json": "data", ".toml": "data", ".yaml": "data", ".yml": "data", ".py": "python",
     ".sh": "shell", ".bash": "shell", ".sbatch": "shell", ".slurm": "shell",
 }  # fmt: skip
-_PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(CONFIG_CLASSES)})[.(]", re.MULTILINE)
+_PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(registry.CONFIG_CLASSES)})[.(]", re.MULTILINE)
 _COMMANDS = ("run", "command")
 """Keys of job files, such as SkyPilot's, that contain a shell script."""
 UNPACKED = "the ** of the call"
 """Options that a call unpacks."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
 """Flags whose value is the path of a training configuration. The empty flag is a positional argument."""
-
-
-def detect_form(path: Path) -> FileForm:
-    if path.suffix in _SUFFIX_FORMS:
-        return _SUFFIX_FORMS[path.suffix]
-    text = read_text(path)
-    return "python" if _PYTHON_CALL.search(text) else "shell" if is_shell_script(text) else "data"
 
 
 @dataclass(frozen=True)
@@ -130,18 +115,20 @@ class RawConfig:
     missing: tuple[str, ...] = ()  # other sources of options, which are not read
 
 
-def read_raw_configs(path: Path) -> list[RawConfig]:
-    form, name = detect_form(path), path.stem[:80]
+def read_raw_configs(path: Path, text: str) -> list[RawConfig]:
+    name, form = path.stem[:80], _SUFFIX_FORMS.get(path.suffix)
+    if form is None:
+        form = "python" if _PYTHON_CALL.search(text) else "shell" if is_shell_script(text) else "data"
     try:
         if form == "python":
-            return _read_python(path, name)
+            return _read_python(path, text, name)
         if form == "shell":
-            return _launched(read_text(path), name)
+            return _launched(text, name)
         keys, scalars = read_with_scalars(path)
         if not isinstance(keys, Mapping):
             raise ConfigError(f"{path}: expected keys and values. Pass a configuration of a framework.")
         script = next((keys[key] for key in _COMMANDS if isinstance(keys.get(key), str)), None)
-        if script is not None and recognize(keys) is None:
+        if script is not None and registry.recognize(keys) is None:
             return _launched(script, name)
         return [RawConfig(name, dict(keys), scalars=scalars)]
     except TextError as error:
@@ -156,21 +143,20 @@ def _launched(script: str, name: str) -> list[RawConfig]:
     return found
 
 
-def _read_python(path: Path, name: str) -> list[RawConfig]:
+def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
     """Read the calls of a framework's configuration class, named after the functions that contain them."""
-    text = read_text(path)
-    calls = [(call, name, whose) for name, whose in CONFIG_CLASSES.items() for call in find_python_calls(text, name)]
+    found = []
     try:
-        said = [(call, find_adapter(whose).classes[name](call), whose) for call, name, whose in calls]
+        for class_name, whose in registry.CONFIG_CLASSES.items():
+            for call in find_python_calls(text, class_name):
+                keys = registry.find_adapter(whose).classes[class_name](call)
+                if keys is not None:
+                    unread = (UNPACKED,) * call.brings_more
+                    found.append(RawConfig(call.function or name, keys, whose, call.line, missing=unread))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    found = [
-        RawConfig(call.function or name, keys, whose, call.line, missing=(UNPACKED,) * call.brings_more)
-        for call, keys, whose in said
-        if keys is not None
-    ]
     if not found:
-        classes = ", ".join(CONFIG_CLASSES)
+        classes = ", ".join(registry.CONFIG_CLASSES)
         raise ConfigError(
             f"{path}: this file contains no call of {classes} that configures a correction. Other Python code is "
             "ignored."
@@ -212,7 +198,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
     """Read a file and detect its framework."""
     path = Path(path)
     text = read_text(path)
-    everything = [_with_files(said, path.parent) for said in read_raw_configs(path)]
+    everything = [_with_files(said, path.parent) for said in read_raw_configs(path, text)]
     guesses: dict[str, int] = {}
     if not framework:
         guesses = registry.guess_frameworks(path, text, [said.keys for said in everything])
@@ -224,7 +210,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
     for said in trainings or [max(everything, key=lambda one: _size(one.keys))]:
         chosen = _choose_framework(path, said, framework, guesses, of_any)
         given = said.keys
-        if said.whose and recognize(given) is None:  # only the class is known
+        if said.whose and registry.recognize(given) is None:  # only the class is known
             given = {key: value for key, value in given.items() if chosen.accepts_keys({key: value})}
         whole, absent = chosen.with_included(given, path.parent)
         whole = chosen.known_names(whole, text)
@@ -287,9 +273,9 @@ def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
 def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
     """Return True if the keys can belong to a framework, or to any framework if the name is empty."""
     if not name:
-        return recognize(keys) is not None  # imports every framework
-    framework = load_framework_for(keys, name)
-    return find_adapter(framework.name).recognize(keys) is not None or framework.accepts_keys(
+        return registry.recognize(keys) is not None  # imports every framework
+    framework = registry.load_framework_for(keys, name)
+    return registry.find_adapter(framework.name).recognize(keys) is not None or framework.accepts_keys(
         framework.known_names(keys)
     )
 
@@ -300,20 +286,20 @@ def _choose_framework(
     whose = "" if framework else said.whose
     likely = framework or (next(iter(guesses)) if registry.is_clear(guesses) else "")
     if likely and not whose and (of_any or _may_belong_to(said.keys, likely)):
-        return load_framework_for(said.keys, likely)
-    recognized, first_two = recognize(said.keys), list(guesses)[:2]  # imports every framework
+        return registry.load_framework_for(said.keys, likely)
+    recognized, first_two = registry.recognize(said.keys), list(guesses)[:2]  # imports every framework
     name = (recognized or "").partition("@")[0]
     if whose:
-        return load_framework(recognized if recognized and name == whose else whose)
+        return registry.load_framework(recognized if recognized and name == whose else whose)
     if not framework and recognized is not None and (not guesses or name in first_two):
-        return load_framework(recognized)
-    title = load_framework(likely).title if likely else ""
+        return registry.load_framework(recognized)
+    title = registry.load_framework(likely).title if likely else ""
     if framework and (other := said.whose or recognized):
-        raise ConfigError(f"{path}: this is a configuration of {load_framework(other).title}, not of {title}.")
+        raise ConfigError(f"{path}: this is a configuration of {registry.load_framework(other).title}, not of {title}.")
     if likely:
         raise ConfigError(f"{path}: this file contains no correction key of {title}.")
     names = [*dict.fromkeys(filter(None, [name, *guesses]))][:2] or [
-        f"NAME, where NAME is one of {', '.join(ADAPTER_MODULES)}"
+        f"NAME, where NAME is one of {', '.join(registry.ADAPTER_MODULES)}"
     ]
     likeliest = " or ".join(f"{option('framework')} {one}" for one in names)
     own = wording(python="correction", command="--correction")
@@ -349,7 +335,9 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
     if not problems:
         return found
     others = [
-        title for title in find_adapter(framework.name).titles if not _try_keys(correction, load_framework(title))[1]
+        title
+        for title in registry.find_adapter(framework.name).titles
+        if not _try_keys(correction, registry.load_framework(title))[1]
     ]
     able = f"; {others[0]} can" if others else ""
     raise ConfigError(f"{framework.title} cannot express {correction.name}: {'; '.join(problems)}{able}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
-from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.io.yaml import read_data
 
 Level = Literal["error", "warning", "unknown", "info"]
@@ -91,8 +91,15 @@ def check_bounds(
     correction: Correction, weight_place: str, gate_place: GatePlace, source: str
 ) -> Iterator[LintMessage]:
     """Check for bounds that no value can reach, for empty intervals, and for intervals that reject equal policies."""
-    if correction.weight is not None:
-        yield from _check_weight(correction.weight, weight_place, source)
+    if (weight := correction.weight) is not None:
+        low, high = weight.bounds
+        if math.exp(LOG_RATIO_BOUND) < high < math.inf:
+            what = "weights never exceed exp(20): the bound has no effect"
+            yield _shared_trap("unreachable", weight_place, source, what=what)
+        if not low <= 1 <= high:
+            becomes = "0" if weight.zero else f"{min(max(1.0, low), high):g}"
+            found = _shared_trap("changes_agreement", weight_place, source, low=low, high=high, becomes=becomes)
+            yield replace(found, level="error") if weight.zero else found
     for gate in correction.gates:
         yield from _check_gate(gate, gate_place(gate), source)
 
@@ -120,14 +127,3 @@ def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
         if low < smallest and low not in (0.0, -math.inf):
             what = f"{gate.statistic} is never below {smallest:g}: the lower bound never rejects"
             yield _shared_trap("unreachable", place, source, what=what)
-
-
-def _check_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessage]:
-    low, high = weight.bounds
-    if math.exp(LOG_RATIO_BOUND) < high < math.inf:
-        what = "weights never exceed exp(20): the bound has no effect"
-        yield _shared_trap("unreachable", place, source, what=what)
-    if not low <= 1 <= high:
-        becomes = "0" if weight.zero else f"{min(max(1.0, low), high):g}"
-        found = _shared_trap("changes_agreement", place, source, low=low, high=high, becomes=becomes)
-        yield replace(found, level="error") if weight.zero else found

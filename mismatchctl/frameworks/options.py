@@ -28,6 +28,7 @@ from mismatchctl.frameworks.adapter import (
     Replay,
     ReplayOptions,
     UnreadKey,
+    find_value,
     is_typo_of,
     read_metrics,
 )
@@ -172,10 +173,7 @@ class PlainFramework(Framework):
         """Iterate over the mappings that may contain options: the root, one block, or blocks of a full file."""
         blocks = (place[start:] for place in self._places for start in range(len(place)))
         for place in dict.fromkeys(((), *blocks)):
-            inner: Any = native
-            for key in place:
-                inner = inner.get(key) if isinstance(inner, Mapping) else None
-            if isinstance(inner, Mapping):
+            if isinstance(inner := find_value(native, *place), Mapping):
                 yield place, inner
 
     def find(self, native: Mapping[str, Any]) -> Iterator[FoundOption]:

@@ -99,36 +99,31 @@ def read_file(framework: str, name: str) -> Any:
     return read_table(str(Path(__file__).parent / ADAPTER_MODULES[framework].rpartition(".")[2] / name), name)
 
 
-def _load_presets(name: str) -> tuple[Preset, ...]:
-    """Read the presets of a framework: a list of releases with `version`, `source` and `presets` by name.
-
-    A preset has `about`, `config` (in the framework's keys), and optionally `source`, `alias`, `documented` (if the
-    documentation differs) and `reader` (the version that reads the keys).
-    """
-    own, found = find_adapter(name), []
-    for release in read_file(name, "presets.yaml"):
-        for called, words in release["presets"].items():
-            version = words.get("reader", release.get("reader", release["version"]))
-            config = words["config"] if "config" in words else own.factory(version, called)
-            made = own.load(version).correction(config)
-            correction = Correction(
-                name=called, about=words["about"], weight=made.weight, gates=made.gates, loss=made.loss
-            )
-            source = words.get("source", release["source"].format(name=called))
-            documented = words.get("documented", "")
-            found.append(Preset(correction, name, release["version"], source, documented=documented))
-            found += [found[-1].alias(words["alias"])] if "alias" in words else []
-    return tuple(found)
-
-
 @cache
 def load_presets() -> Mapping[str, Preset]:
-    """Return all presets by name: first generic presets, then the presets of each framework."""
-    found: dict[str, Preset] = {}
-    for item in (*PRESETS, *(item for name in ADAPTER_MODULES for item in _load_presets(name))):
-        if found.setdefault(item.name, item) is not item:
-            raise ValueError(f"two presets are called {item.name}")
-    return found
+    """Return all presets by name: first generic presets, then the presets of each framework.
+
+    A presets.yaml is a list of releases with `version`, `source` and `presets` by name. A preset has `about`, `config`
+    (in the framework's keys), and optionally `source`, `alias`, `documented` (if the documentation differs) and
+    `reader` (the version that reads the keys).
+    """
+    found = list(PRESETS)
+    for adapter in load_adapters():
+        for release in read_file(adapter.name, "presets.yaml"):
+            for name, words in release["presets"].items():
+                version = words.get("reader", release.get("reader", release["version"]))
+                config = words["config"] if "config" in words else adapter.factory(version, name)
+                made = adapter.load(version).correction(config)
+                rules: dict[str, Any] = {"weight": made.weight, "gates": made.gates, "loss": made.loss}
+                correction = Correction(name=name, about=words["about"], **rules)
+                source = words.get("source", release["source"].format(name=name))
+                documented = words.get("documented", "")
+                found.append(Preset(correction, adapter.name, release["version"], source, documented=documented))
+                found += [found[-1].alias(words["alias"])] if "alias" in words else []
+    by_name = {item.name: item for item in found}
+    if len(by_name) < len(found):
+        raise ValueError("two presets have the same name")
+    return by_name
 
 
 def list_frameworks() -> list[dict[str, Any]]:

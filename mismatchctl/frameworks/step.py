@@ -71,11 +71,7 @@ class Step:
         return Step(self.table.take(rows), self.dtype)
 
     def has(self, column: str) -> bool:
-        return column in self._columns
-
-    @cached_property
-    def _columns(self) -> frozenset[str]:
-        return frozenset(self.table.column_names)  # the table makes the list anew each time
+        return column in self.table.column_names
 
     def values(self, column: str) -> Floats:
         """Return a column's values on the valid tokens in the step's dtype, [T]. A value per row is repeated."""

@@ -332,11 +332,6 @@ def normalize_path(path: str) -> str:
     return f"{match[1].lower()}://{posixpath.normpath(match[2]) if match[2] else ''}"
 
 
-_ROOTS = {"hf": ("repository", "datasets/OWNER/NAME/FOLDER", 2)}
-"""Scheme -> name of the path's first part, an example of a path, number of components in the first part. Default:
-bucket."""
-
-
 def find_store(path: str) -> Store:
     match = _REMOTE_PATH.match(path)
     if match is None:
@@ -354,7 +349,8 @@ def find_store(path: str) -> Store:
             file=escape_unprintable(path),
             remedy=f"copy the file to a disk, or to {known}",
         )
-    what, shape, count = _ROOTS.get(scheme, ("bucket", "BUCKET/FOLDER", 1))
+    repository = ("repository", "datasets/OWNER/NAME/FOLDER", 2)
+    what, shape, count = repository if scheme == "hf" else ("bucket", "BUCKET/FOLDER", 1)
     root = rest.split("/")[:count]
     if len(root) < count or not all(root) or any(map(glob.has_magic, root)):
         raise DataError(

@@ -124,10 +124,7 @@ class MsSwift(PlainFramework):
         }
 
     def _weights(self, run: ConfiguredStep) -> dict[str, float]:
-        mode, limit = (
-            run.options["rollout_importance_sampling_mode"],
-            run.options["rollout_importance_sampling_threshold"],
-        )
+        mode, limit = (run.options[f"{_SAMPLING}_{name}"] for name in ("mode", "threshold"))
         weights = self.shown_weights(run)
         ratio = exp(run.d.clip(-20, 20))
         bounded = np.minimum(np.maximum(weights, 1 / limit), limit).astype(np.float64)

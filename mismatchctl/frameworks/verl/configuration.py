@@ -19,6 +19,7 @@ from mismatchctl.frameworks.adapter import (
     CodeVersion,
     UnreadKey,
     find_dated_version,
+    find_value,
     fit_rules,
     is_typo_of,
 )
@@ -116,13 +117,6 @@ _RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}
 
 _REPLACEMENTS = read_table(__file__, "options.yaml")["replacements"]
 """Replacements for removed keys."""
-
-
-def find_value(native: Mapping[str, Any], *keys: str) -> Any:
-    found: Any = native
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
 
 
 def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...]:
