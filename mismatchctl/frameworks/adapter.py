@@ -344,6 +344,7 @@ class Framework(ABC):
     reads_yaml_1_1: bool = False  # True if 1e-4 is a string. False for OmegaConf, where `${a.b}` is another value
     log_step_offset: int = 0  # a batch's step in the log minus its generation step
     note: str = ""  # date or commit of the code, if the version is not a date
+    columns: Mapping[str, str] = {}  # its column name -> schema column, for names with one meaning in all frameworks
 
     @property
     def title(self) -> str:
@@ -452,7 +453,6 @@ class Adapter:
     versions: tuple[str, ...]  # versions of its code, newest first
     load: Callable[[str], Framework]  # returns the framework at a version. Empty: the default version
     recognize: Callable[[Mapping[str, Any]], str | None]  # returns the version of a configuration (empty: any), or None
-    columns: Mapping[str, str] = field(default_factory=dict)  # its column name -> schema column, for unambiguous names
     layouts: tuple[FileLayout, ...] = ()  # layouts of its dump files
     # Python classes whose calls contain a configuration, with functions that return the keys of a call, or None
     classes: Mapping[str, Callable[[PythonCall], dict[str, Any] | None]] = field(default_factory=dict)

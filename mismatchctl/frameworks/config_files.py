@@ -63,7 +63,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
 
 
 def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the file names in one entry of `defaults:`, and the key under which their content is merged."""
+    """Yield the file names in one entry of `defaults:`, and the keys above their content."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")

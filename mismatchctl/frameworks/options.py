@@ -141,8 +141,7 @@ class PlainFramework(Framework):
     signs: str = ""  # pattern of keys that only it has: a key, a dotted place, or a value: `loss.type=ipo`
     shared: Collection[str] = ()  # options that are blocks and also contain other keys
     internal: Collection[str] = ()  # names of options that no file contains
-    columns: Mapping[str, str] = {}  # its column name -> schema column, for names with one meaning in all frameworks
-    own_columns: Mapping[str, str] = {}  # the same, for names that have other meanings elsewhere
+    own_columns: Mapping[str, str] = {}  # as `columns`, for names that have other meanings elsewhere
     source: str = ""  # its code, which traps refer to
     switch: str = ""  # the option that enables the correction, if it is separate from the rules
     loss_key: str | None = "loss"  # logged name of the loss, or None
@@ -421,4 +420,4 @@ def make_adapter(kind: type[PlainFramework], versions: tuple[str, ...], default:
     def recognize(native: Mapping[str, Any]) -> str | None:
         return kind.version_of(native) if kind(versions[0]).recognizes(native) else None
 
-    return Adapter(kind.name, versions, load, recognize, kind.columns, **brought)
+    return Adapter(kind.name, versions, load, recognize, **brought)

@@ -90,7 +90,7 @@ def load_framework_for(native: Mapping[str, Any], name: str) -> Framework:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the framework and version that a configuration was written for, or `None`."""
+    """Return the framework and version of a configuration, if a framework recognizes its keys."""
     versions = ((name, find_adapter(name).recognize(native)) for name in ADAPTER_MODULES)
     return next((f"{name}@{version}".rstrip("@") for name, version in versions if version is not None), None)
 
@@ -164,7 +164,7 @@ def column_aliases() -> Mapping[str, str]:
     """Map the column names of frameworks to the names of the schema."""
     merged = dict(_COMMON_ALIASES)
     for found in load_adapters():
-        for alias, column in found.columns.items():
+        for alias, column in found.load("").columns.items():
             if merged.setdefault(alias, column) != column:
                 raise ValueError(f"{alias} would mean both {merged[alias]} and {column}")
     return merged

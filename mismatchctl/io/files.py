@@ -206,7 +206,7 @@ def _process_mark() -> str:
 
 
 def _machine_id() -> str:
-    """Identify the machine or container in which process ids are unique."""
+    """Identify the machine or container, because process ids are only unique there."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:

@@ -71,7 +71,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return the commands with flags or overrides. If there are none, return one Launch with the other arguments."""
+    """Return the commands with flags or overrides, or else one Launch with the other arguments."""
     return _Script(text).launches()
 
 
@@ -125,7 +125,7 @@ class _Script:
                 yield line, self._expanded(words)
 
     def _expanded(self, words: Sequence[str]) -> list[str]:
-        """Substitute variables. An array or a variable alone can become several words."""
+        """Substitute variables. An array or a variable alone can become several arguments."""
         found: list[str] = []
         for word in words:
             used = _VARIABLE_USE.fullmatch(word)
@@ -180,7 +180,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the words of each command. An array can span several lines."""
+    """Yield each command: its line and its shell words. An array can span several lines."""
     text = re.sub(r"\\[ \t]*(\n|\Z)", r"\\\1", text.replace("\r\n", "\n"))
     joined = _WITHIN.sub(_HASH, _without_files(text).replace("\\\n", "\f").removesuffix("\\"))
     ends = list(accumulate(len(line) + 1 for line in re.split("[\n\f]", joined)))
@@ -351,7 +351,7 @@ def find_python_calls(text: str, name: str) -> list[PythonCall]:
 
 
 def _function_name(called: ast.expr, name: str) -> str | None:
-    """Return "" for `name` or `anything.name`, the attribute for `name.attribute`, `None` for other functions."""
+    """Return "" for `name` or `anything.name`, and the attribute for `name.attribute`."""
     if isinstance(called, ast.Attribute) and name == getattr(called.value, "attr", getattr(called.value, "id", None)):
         return called.attr
     return "" if name == getattr(called, "attr", getattr(called, "id", None)) else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
@@ -156,12 +158,10 @@ class OpenRlhf(PlainFramework):
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         logged: dict[str, float] = {}
-        low, high = 1 - run.options["clip_eps_low"], 1 + run.options["clip_eps_high"]
         gspo = run.options["policy_loss_type"] == "gspo"
         if run.has_loss:
-            ratio = exp(self._gspo_ratio(run) if gspo else run.u)
-            flags = -run.advantages * ratio.clip(low, high) > -run.advantages * ratio
-            logged["ppo_clip_ratio"] = run.mean(flags)
+            ((term, _),) = self.terms(run)
+            logged["ppo_clip_ratio"] = run.mean(np.asarray(term.clipped))
             logged["ppo_kl"] = run.mean(-run.u)
         if not gspo and self.corrects(run.options):
             logged["vllm_kl"] = run.mean(-run.d)

@@ -438,7 +438,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read a rank's samples, or none if another rank's file returns them or if only others have log-probs."""
+    """Read a rank's samples. The list is empty if the file of another rank returns them."""
     data = content["rollout_data"]
     if "log_probs" not in data:
         if any(has_log_probs for *_, has_log_probs in find_ranks(file).values()):
@@ -503,4 +503,4 @@ VIME_LAYOUTS = replace(LAYOUT, framework="vime"), replace(ROLLOUT_LAYOUT, framew
 """Layouts of vime, whose files are equal to slime's."""
 
 LAYOUTS = (LAYOUT, ROLLOUT_LAYOUT, *VIME_LAYOUTS)
-ADAPTER = make_adapter("slime", Slime, recognize=recognize, columns=Slime.columns, layouts=LAYOUTS)
+ADAPTER = make_adapter("slime", Slime, recognize=recognize, layouts=LAYOUTS)

@@ -63,7 +63,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def weight_bounds(self) -> tuple[Any, Any]:
-        """Return the bounds of the weights. `truncate` has no lower bound."""
+        """Return the bounds of the weights. The lower bound of `truncate` is 0."""
         given = self.arguments
         if given.function != "mis":
             return self.rounded((given.tis_clip_low, given.tis_clip))
@@ -72,7 +72,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Return the bounded weights. Mask mode has no bound. IcePop sets weights outside the bounds to 0."""
+        """Return the bounded weights. Mask mode keeps all weights. IcePop sets weights outside the bounds to 0."""
         low, high = self.weight_bounds
         if self.arguments.function == "icepop":
             inside = (self.raw_weights >= low) & (self.raw_weights <= high)
@@ -382,7 +382,7 @@ def _sum_metric(metric: LoggedMetric, batch: MicroBatch, rollout_tokens: NDArray
 
 
 def _rollouts(step: Step) -> NDArray[Any]:
-    """Return the id of the rollout to which each row belongs."""
+    """Return the rollout of each row."""
     for column in ("rollout_ids", "rollout_id"):
         if step.has(column):
             names = step.table[column].to_pylist()

@@ -71,7 +71,7 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options in a call of the configuration class. `None`: another class, or a call without a loss."""
+    """Read the options in a call of the configuration class, if it is this class and sets a loss."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     given = call.values(_LOSS_KEYS)

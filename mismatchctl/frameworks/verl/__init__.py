@@ -338,7 +338,6 @@ ADAPTER = Adapter(
     versions=tuple(version.name for version in reversed(VERSIONS)),
     load=lambda version: Verl(find_version(version)),
     recognize=recognize,
-    columns=Verl.columns,
     layouts=(LAYOUT, TEXT_LAYOUT),
     classes={CONFIG_CLASS: read_call},
     factory=lambda version, name: {

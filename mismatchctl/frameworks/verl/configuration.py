@@ -221,7 +221,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """Create a Correction of which verl applies only the fields in `left`."""
+    """Create a Correction that verl applies with the fields in `left`, and logs as measured."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured
@@ -522,7 +522,7 @@ def split_gates(correction: Correction) -> tuple[tuple[Gate, ...], float | None]
 
 
 def measured_correction(correction: Correction) -> Correction:
-    """Return the correction that verl computes and logs, of which it may apply only a part."""
+    """Return the correction that verl computes and logs. It may apply only a part."""
     return correction._measured if isinstance(correction, UnappliedCorrection) else correction
 
 

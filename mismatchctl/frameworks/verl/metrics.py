@@ -101,12 +101,11 @@ def _measure_distance(sample: ConfiguredStep) -> Measured:
 
 def _measure_ratio(
     sample: ConfiguredStep,
+    version: VerlVersion,
     level: str,  # token, sequence or geometric
     lower: float,  # weights below this count as low
     upper: float,  # weights above this count as high, and are truncated to it
     zero: bool = False,  # weights outside become 0 (IcePop) instead of being truncated
-    measures_applied: bool = False,  # True to measure bounded weights (since 2026), False to measure raw weights
-    fractions_applied: bool = False,  # True if the fractions of rows outside describe bounded weights too (0.8.0)
 ) -> Measured:
     """Measure the ratio at a level. Ratios of rows are compared as logarithms, with a float32 threshold."""
     token = level == "token"
@@ -115,16 +114,16 @@ def _measure_ratio(
     raw = over_tokens(sample, ratio, level)
     outside = (raw < lower) | (raw > upper)
     bounded = np.where(outside, 0, raw).astype(raw.dtype) if zero else np.minimum(raw, np.asarray(upper, raw.dtype))
-    weight = bounded if measures_applied else raw
+    weight = bounded if version.measures_applied else raw
     row_weight = sample.row_mean(weight)
-    row_of_fractions = row_weight if fractions_applied else sample.row_mean(raw)
+    row_of_fractions = row_weight if version.fractions_applied else sample.row_mean(raw)
     high, low = (ratio > upper, ratio < lower) if token else (x > float32_log(upper), x < float32_log(lower))
     rejected_rows = ~((ratio >= lower) & (ratio <= upper))
     rejected = over_tokens(sample, rejected_rows, level)
     return {
         "raw": raw,
         "weight": weight,
-        "clamped_weight": np.clip(weight, 0 if measures_applied else lower, upper),
+        "clamped_weight": np.clip(weight, 0 if version.measures_applied else lower, upper),
         "bounded_weight": bounded,
         "bounded_row_weight": sample.row_mean(bounded),
         "row_weight": row_weight,
@@ -351,7 +350,7 @@ def _compute_flat(sample: ConfiguredStep, correction: Correction, version: VerlV
         return None, kept, {}
     low, high = rejections[0].keep if rejections else (weight.watch_low, weight.truncate)
     upper = math.inf if high is None else high
-    measured = _measure_ratio(sample, weight.level, 1.0 / upper if low is None else low, upper)
+    measured = _measure_ratio(sample, version, weight.level, 1.0 / upper if low is None else low, upper)
     tables = _weight_tables(weight.level, version)
     veto = _measure_veto(sample, threshold)
     if rejections:
@@ -378,7 +377,7 @@ def _compute_rejections(
             tables, own = _estimate_tables(gate.statistic, gate.level), f"{prefix}{find_rs_option(gate)}_"
         else:
             low, high = gate.keep
-            measured = _measure_ratio(sample, gate.level, low or 0.0, math.inf if high is None else high)
+            measured = _measure_ratio(sample, version, gate.level, low or 0.0, math.inf if high is None else high)
             tables, own = (*_weight_tables(gate.level, version), "rejection"), prefix
         logged |= _reduce_values(tables, measured, sample, own)
         kept &= ~measured["rejected"]
@@ -397,10 +396,7 @@ def _compute_weights(
     if weight is None:
         return None, {}, {}
     (low, upper), zero = weight.bounds, weight.zero is not None
-    measured = _measure_ratio(
-        sample, weight.level, low if zero else 1.0 / upper, upper, zero, version.measures_applied,
-        version.fractions_applied,
-    )  # fmt: skip
+    measured = _measure_ratio(sample, version, weight.level, low if zero else 1.0 / upper, upper, zero)
     prefix, bounded = f"{version.prefix}rollout_is_", measured["bounded_weight"]
     tables = (*_weight_tables(weight.level, version), *(["icepop"] if zero else []))
     logged = _reduce_values(tables, measured, sample, prefix)
