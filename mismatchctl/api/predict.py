@@ -200,8 +200,8 @@ BATCH_DRAWS = 2000
 STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE = 999, 37
 STEP_SIGNIFICANCE = 0.05
 _BATCH_MODEL = (
-    "a batch of sequences of the dump's prompts, each prompt with an unknown weight (Bayesian bootstrap), "
-    "with half a rejected and half a kept sequence added. Without prompts this is the beta-binomial distribution"
+    "a batch of sequences of the dump's prompts. Each prompt has an unknown weight (Bayesian bootstrap), and half a "
+    "rejected and half a kept sequence are added. Without prompts, this is the beta-binomial distribution"
 )
 
 
@@ -226,7 +226,7 @@ def predict_batch_rejection(
     value, interval, differ = _predict_batch(table, clusters, steps, per_cluster, sequences, purpose)
     status = "ok" if sample.is_complete else "from a subsample of the prompts"
     if differ:
-        status = "not stationary: the steps differ, and the next one may differ again"
+        status = "not stationary: the steps differ, so the next step may differ again"
     return Prediction(question, quantity, value, interval, status, _BATCH_MODEL)
 
 
@@ -256,7 +256,7 @@ def predict_fresh_batch(
         return FreshBatch(sequences=size, value=ahead.value, interval=ahead.interval, status=status)
     steps, per_cluster = np.zeros_like(steps) if constant else steps, sequences / len(clusters)
     value, interval, differ = _predict_batch(table, clusters, steps, per_cluster, size, f"fresh batch {size}")
-    status = "the steps differ, and the next one may differ again" if differ else "ok"
+    status = "the steps differ significantly, and the next step may differ again" if differ else "ok"
     return FreshBatch(sequences=size, value=value, interval=interval, status=status)
 
 
@@ -340,8 +340,8 @@ def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> b
 MIN_TREND_STEPS = 8
 """Minimum number of steps for a trend."""
 _TREND_MODEL = (
-    "the growth model of the run: a level, a straight line and a level, of log odds. The interval is over the "
-    "lines that fit, with the scatter of the steps, which count less if neighbouring steps are correlated"
+    "the log odds of the share are constant, then change along a straight line, and then are constant again. The "
+    "interval covers all lines that fit, and the scatter of the steps, corrected for correlated neighboring steps"
 )
 
 
@@ -369,7 +369,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
     place, spread, status = _extrapolate(x, np.log(inner) - np.log1p(-inner), float(x[-1]) + ahead)
     value, low, high = (1 / (1 + np.exp(-np.array([place, place - spread, place + spread])))).tolist()
     if ahead > x[-1] - x[0] and status == "ok":
-        status = f"too far ahead: the dump spans only {x[-1] - x[0]:g} steps"
+        status = f"too far ahead, because the dump spans only {x[-1] - x[0]:g} steps"
     return Prediction(question, quantity, value, (low, high), status, _TREND_MODEL)
 
 
@@ -578,9 +578,9 @@ LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
 """Minimum number of sequences that are long enough to check the model at a length."""
 _LENGTH_MODEL = (
-    "a sequence's log ratio drifts by minus K3 (plus bias beyond noise) per token. Its deviation is noise, "
-    "which grows with the square root of the length, and a bias, which grows with the length. Tokens beyond "
-    "a bound have a rate per sequence. The interval is for the dump's number of responses"
+    "the log ratio of a sequence changes by minus K3 per token on average (plus bias beyond noise). Its deviation is "
+    "the sum of noise, which grows with the square root of the length, and bias, which grows with the length. Each "
+    "sequence has its own rate of tokens outside a bound. The interval is for the number of responses in the dump"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
 """Minimum assumed error per doubling in standard normal units, for gates on whole sequences and on extreme ratios."""
@@ -598,7 +598,7 @@ def predict_at_length(sample: SequenceSample, correction: Correction, length: in
     Token gates do not reject sequences and are ignored. If the model does not support a gate or a weight, the
     prediction has no value.
     """
-    question = f"{length:,} tokens a response"
+    question = f"{length:,} tokens per response"
     gates, rule = [gate for gate in correction.gates if gate.level != "token"], correction.weight
     weighs = rule is not None and rule.level != "token" and rule.source == "train/rollout" and rule.is_usual
     plain = [gate for gate in gates if gate.source == "train/rollout" and gate.is_usual and gate.sees == "original"]
@@ -606,7 +606,7 @@ def predict_at_length(sample: SequenceSample, correction: Correction, length: in
     refused = next((gate for gate in gates if gate not in modelled), None)
     wanted = ["rejected_sequences", *(["ess_sequence"] if weighs else [])]
     if refused is not None or len(sample) < MIN_CHECK_SEQUENCES:
-        why = f"{len(sample)} sequences: too few" if refused is None else f"not modelled: {gate_label(refused)}"
+        why = f"{len(sample)} sequences are too few" if refused is None else f"not modelled: {gate_label(refused)}"
         return [Prediction(question, quantity, None, None, why, _LENGTH_MODEL) for quantity in wanted]
     check = _check_model(sample, gates) if gates else None
     extremes = any(gate.level not in _SUMMED_LEVELS for gate in gates)
@@ -638,16 +638,19 @@ def _build_prediction(
         for level in (INTERVAL_LEVEL, 0.90)
     )
     if most - least > MAX_INTERVAL_WIDTH:
-        why = f"{length:,} tokens are {doublings:.0f} doublings beyond the dump's {shown:,}"
+        why = f"{length:,} tokens are {doublings:.0f} doublings above the dump's {shown:,} tokens"
         if check is not None:
-            why += f", and the model is wrong by {check.error:.0%} on the dump's longer responses"
-        why = f"refused: the interval would be {low:.0%} to {high:.0%}; {why}"
+            why += f", and the model has an error of {check.error:.0%} on the longer responses of the dump"
+        why = f"not predicted, because the interval would be {low:.0%} to {high:.0%}: {why}"
         return Prediction(question, quantity, None, None, why, _LENGTH_MODEL, check)
-    status = "ok" if check is not None else "not checked: too few responses are long enough for the check"
+    status = "ok" if check is not None else "not checked, because too few responses are long enough for the check"
     if check is not None and check.excess > _LARGE_MISS:
-        status = f"the model is wrong by {check.excess:.0%} on this dump's longer responses (included in the interval)"
+        status = (
+            f"the model has an error of {check.excess:.0%} on the longer responses of the dump (included "
+            "in the interval)"
+        )
     if not sample.is_complete:
-        status = f"{status}; from a subsample of the prompts"
+        status = f"{status} (from a subsample of the prompts)"
     return Prediction(question, quantity, value, (low, high), status, _LENGTH_MODEL, check)
 
 

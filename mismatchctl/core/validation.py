@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EXPECTED_VALUES = {
     "float": "takes a number", "finite": "takes a finite number", "int": "takes a whole number",
     "bool": "takes true or false", "string": "takes text", "tuple": "takes a list", "list": "takes a list",
-    "model": "takes keys with values", "dict": "takes keys with values", "missing": "is missing",
+    "model": "takes keys and values", "dict": "takes keys and values", "missing": "is missing",
 }  # fmt: skip
 """Pydantic error type -> the expected value."""
 _SIZE_LIMITS = {

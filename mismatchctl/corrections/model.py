@@ -78,7 +78,7 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
     for bound in interval:
         if bound is not None and (not math.isfinite(bound) or (positive and bound < 0)):
             wanted = f"a finite number{' >= 0' if positive else ''}, or null for unbounded"
-            raise ValueError(f"{bound} is not a valid bound; give {wanted}")
+            raise ValueError(f"{bound} is not a valid bound; write {wanted}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"lower bound {low} is above upper bound {high}")
     if high is not None and positive and high == 0:
@@ -90,13 +90,13 @@ _CLAMP_LIMIT = Field(
     default=LOG_RATIO_BOUND,
     gt=0,
     allow_inf_nan=False,
-    description="largest absolute log ratio, to which log ratios are clamped",
+    description="largest absolute log ratio. Larger log ratios are clamped to this value",
 )
 _SOURCE_DESCRIPTION = (
-    "the two policies of the ratio. The proximal policy is one update before current, interpolated log-linearly "
-    "between rollout and current by rollout_version and train_version"
+    "the two policies of the ratio. proximal is the policy one update before current. It is interpolated "
+    "log-linearly between rollout and current, from rollout_version and train_version"
 )
-_SEGMENT_DESCRIPTION = "over the sequence, or over each run of adjacent valid tokens (a turn)"
+_SEGMENT_DESCRIPTION = "over the sequence, or over each segment of adjacent valid tokens (a turn)"
 
 
 class Gate(_CorrectionModel):
@@ -120,24 +120,29 @@ class Gate(_CorrectionModel):
         "age",
     ] = Field(
         default="ratio",
-        description="statistic of each token, where train and rollout are the two policies of `source`. "
-        "k1: rollout minus train. k3_reversed: k3 of rollout over train. prob_diff: train minus rollout. "
-        "mult_error: exp(|log ratio|). ratio_gap: |ratio - 1|. binary_kl: the KL of this token against all "
-        "others (rollout from train, probabilities clipped to [1e-8, 1 - 1e-8]). binary_kl_max: the larger direction. "
-        "age: the number of weight updates from the oldest rollout_version of the sequence to train_version",
+        description="statistic of each token. train and rollout are the two policies of `source`. "
+        "k1: rollout log-prob minus train log-prob. k3_reversed: k3 with rollout and train exchanged. prob_diff: train "
+        "probability minus rollout probability. mult_error: exp(|log ratio|). ratio_gap: |ratio - 1|. binary_kl: KL of "
+        "rollout from train over two outcomes, this token and all other tokens (probabilities clipped to [1e-8, 1 - "
+        "1e-8]). binary_kl_max: the larger of this KL and the KL of train from rollout. "
+        "age: number of weight updates from the oldest rollout_version of the sequence to train_version",
     )
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
-        description="aggregation of the tokens. A `ratio` is aggregated in log space and bounded as a ratio, "
-        "but level mean is the mean of the ratios. Other statistics are aggregated arithmetically",
+        description="how the tokens are aggregated. The statistic ratio is aggregated as a log ratio and "
+        "compared with the "
+        "bounds as a ratio, except for mean, the mean of the ratios. Other statistics are aggregated as they are",
     )
     over: Literal["sequence", "segment", "prefix", "batch"] = Field(
         default="sequence",
-        description=f"aggregated {_SEGMENT_DESCRIPTION}, or over the tokens up to each token. "
-        "batch: the tokens with the largest values are rejected until the mean of the other tokens is inside (M2PO)",
+        description=f"aggregate {_SEGMENT_DESCRIPTION}, or (prefix) over the tokens up to each token. batch: "
+        "reject the tokens "
+        "with the largest values until the mean of the other tokens is within the bounds (M2PO)",
     )
-    keep: Interval = Field(default=(None, None), description="[lower, upper] bound. null means no bound")
-    inclusive: tuple[bool, bool] = Field(default=(True, True), description="keep a value that equals the bound")
+    keep: Interval = Field(default=(None, None), description="[lower, upper] bounds. null means no bound")
+    inclusive: tuple[bool, bool] = Field(
+        default=(True, True), description="for each bound, keep values that are equal to the bound"
+    )
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     clamp: ClampLevel = Field(
         default="aggregate",
@@ -145,18 +150,19 @@ class Gate(_CorrectionModel):
     )
     limit: float = _CLAMP_LIMIT
     nonfinite: Literal["reject", "keep", "one"] = Field(
-        default="reject", description="reject or keep tokens with a NaN statistic, or (one) count a NaN ratio as 1"
+        default="reject", description="reject or keep tokens whose statistic is NaN, or (one) count a NaN ratio as 1"
     )
     precision: Literal["float64", "float32"] = Field(
         default="float64",
-        description="precision of the computation. float32 makes a difference for nearly certain tokens and for "
+        description="precision of the computation. float32 changes the results for tokens with a probability "
+        "near 1, and for "
         "bounds of 1",
     )
     widen: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="exponent by which bounds grow along the sequence: the bounds of token n are multiplied by "
+        description="exponent of the growth of the bounds along the sequence: the bounds of token n are multiplied by "
         "n to the power of `widen`. For ratios, the logarithms of the bounds are multiplied",
     )
     seed: int | None = Field(
@@ -166,8 +172,9 @@ class Gate(_CorrectionModel):
     )
     sees: Literal["original", "remaining"] = Field(
         default="original",
-        description="aggregate over all valid tokens, or over the tokens that earlier gates kept. A gate on "
-        "sequences rejects all tokens of a sequence. With level token, only kept tokens are judged",
+        description="original: aggregate over all valid tokens. remaining: aggregate over the tokens that "
+        "earlier gates kept. "
+        "A gate on sequences rejects all tokens of a sequence. With level token, only kept tokens are judged",
     )
     effect: Literal["mask", "zero"] = Field(
         default="mask",
@@ -176,8 +183,9 @@ class Gate(_CorrectionModel):
     )
     when: Literal["always", "positive_advantage", "negative_advantage", "nonpositive_advantage", "drifting"] = Field(
         default="always",
-        description="tokens that the gate may reject. drifting: tokens that the update moves further from the sampler, "
-        "because log ratio and advantage have the same sign",
+        description="tokens that the gate may reject. drifting: tokens whose log ratio and advantage have the "
+        "same sign, so the "
+        "update increases the mismatch",
     )
 
     @field_validator("keep")
@@ -190,13 +198,13 @@ class Gate(_CorrectionModel):
         levels = STATISTIC_LEVELS.get(self.statistic, ARITHMETIC_LEVELS)
         if self.level not in levels:
             raise ValueError(
-                f"level {self.level!r} does not fit statistic {self.statistic!r}: use one of {', '.join(levels)}"
+                f"level {self.level!r} does not fit statistic {self.statistic!r}; use one of {', '.join(levels)}"
             )
         _check_interval(self.keep, positive=self.statistic == "ratio")
         if self.keep == (None, None):
-            raise ValueError("keep [null, null] never rejects; give at least one bound")
+            raise ValueError("keep [null, null] rejects no data; write at least one bound")
         if self.keep[0] == self.keep[1] and not all(self.inclusive):
-            raise ValueError(f"keep {list(self.keep)} with an open bound is empty; include the two bounds")
+            raise ValueError(f"keep {list(self.keep)} is empty without its bounds; set inclusive: [true, true]")
         if self.over in ("segment", "prefix") and self.level == "token":
             raise ValueError(f"over: {self.over} needs a level other than token")
         if self.over == "batch" and (self.statistic == "ratio" or self.level != "mean" or self.keep[1] is None):
@@ -241,28 +249,32 @@ class Weight(_CorrectionModel):
         default="token",
         description="token ratio, product over the sequence, or geometric mean over the sequence",
     )
-    truncate: float | None = Field(default=None, description="upper bound. Larger weights become the bound")
+    truncate: float | None = Field(default=None, description="upper bound. Larger weights are set to the bound")
     clip: Interval | None = Field(
-        default=None, description="[lower, upper] bound. Weights outside become the nearer bound"
+        default=None, description="[lower, upper] bounds. Weights outside are set to the nearer bound"
     )
-    zero: Interval | None = Field(default=None, description="[lower, upper] bound. Weights outside become 0 (IcePop)")
+    zero: Interval | None = Field(
+        default=None, description="[lower, upper] bounds. Weights outside are set to 0 (IcePop)"
+    )
     watch_low: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="weights below this value count as low in the metrics, but do not change",
+        description="weights below this value count as low in the metrics. The weights do not change",
     )
     normalize: Literal["none", "token", "sequence"] = Field(
         default="none",
-        description="divide weights by the mean weight of tokens (token), or by the mean over sequences of "
-        "their mean (sequence)",
+        description="token: divide the weights by their mean over tokens. sequence: divide them by the mean "
+        "over sequences of "
+        "the mean weight of each sequence",
     )
     normalize_over: Literal["group", "micro_batch"] = Field(
         default="group",
-        description="take the mean weight over the step (group) or the micro-batch, with the mask before rejection",
+        description="group: take the mean weight over the step. micro_batch: take it over the micro-batch. "
+        "Rejected tokens count",
     )
     normalize_empty: Literal["skip", "count"] = Field(
         default="skip",
-        description="leave sequences without valid tokens out of the mean over sequences, or count them as 0",
+        description="skip: leave sequences without valid tokens out of the mean over sequences. count: count them as 0",
     )
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     over: Literal["sequence", "segment"] = Field(default="sequence", description=f"aggregated {_SEGMENT_DESCRIPTION}")
@@ -273,16 +285,18 @@ class Weight(_CorrectionModel):
     limit: float = _CLAMP_LIMIT
     sees: Literal["original", "remaining"] = Field(
         default="original",
-        description="aggregate over all valid tokens, or over the tokens that the gates kept. Without a kept "
-        "token, the weight is 1",
+        description="original: aggregate over all valid tokens. remaining: aggregate over the tokens that the "
+        "gates kept. If the "
+        "gates kept no token, the weight is 1",
     )
     nonfinite: Literal["keep", "one", "zero"] = Field(
         default="keep",
-        description="keep a weight that is NaN or infinite, set it to 0, or (one) count its ratio as 1",
+        description="keep a weight that is NaN or infinite, set it to 0 (zero), or count its ratio as 1 (one)",
     )
     bound_where: Gate | None = Field(
         default=None,
-        description="bound weights only in sequences that this gate would reject. null: in all sequences",
+        description="apply the bound only to sequences that this gate would reject. null: apply the bound to "
+        "all sequences",
     )
 
     @field_validator("clip", "zero")
@@ -299,13 +313,13 @@ class Weight(_CorrectionModel):
     def _one_bound(self) -> Weight:
         given = [name for name in ("truncate", "clip", "zero") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
+            raise ValueError(f"{' and '.join(given)} exclude each other; write only one of them")
         if self.watch_low is not None and (self.clip is not None or self.zero is not None):
             raise ValueError("watch_low only works for weights without a lower bound")
         if self.over == "segment" and self.level != "geometric":
-            raise ValueError(f"over: segment only works with level 'geometric', not {self.level!r}")
+            raise ValueError(f"over: segment only works with level: geometric, found {self.level!r}")
         if self.bound_where is not None and self.bound_where.level == "token":
-            raise ValueError("bound_where takes a gate on whole sequences")
+            raise ValueError("bound_where needs a gate on whole sequences, so its level must not be token")
         return self
 
     @property
@@ -343,7 +357,8 @@ class Correction(_CorrectionModel):
     loss: str = Field(
         default="ppo",
         description="ppo: PPO with train as the old policy. ppo_bypass: PPO with rollout as the old policy. "
-        f"policy_gradient: weighted REINFORCE. Other losses: {', '.join(list(LOSSES)[3:])}. Parameters follow a colon, "
+        f"policy_gradient: REINFORCE with weights. Other losses: {', '.join(list(LOSSES)[3:])}. Parameters "
+        "follow a colon, "
         "as in gspo:low=0.9997,high=1.0004. Ratios are limited to exp(+-20)",
     )
 

@@ -62,7 +62,7 @@ def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
         layers=" ".join(texts), commas=", ".join(texts), names=names,
         quoted=", ".join(f'"layers.{text}."' for text in texts),
     )  # fmt: skip
-    return f"{said}; the worst sequences are enough: `{REPLAY_COMMAND}`"
+    return f"{said}. The worst sequences are enough: `{REPLAY_COMMAND}`"
 
 
 def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextStep]:
@@ -72,11 +72,14 @@ def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextSte
     one = {"rollout": "the engine", "trainer": "the trainer"}.get(wrong or "")
     against = f"{one}, and the checkpoint in float32," if one else "the engine and the trainer"
     steps = {
-        "replay": f"`{REPLAY_COMMAND}` writes the worst sequences, to be scored in one prefill; needs prompt_token_ids",
-        "hook": f"score them with {against} each with `{_HOOK_VARIABLES} DUMPER_DIR=DIR`: two folders of every layer",
+        "replay": f"`{REPLAY_COMMAND}` writes the worst sequences to a file. The dump must contain prompt_token_ids",
+        "hook": f"score these sequences in one prefill with {against}, each with `{_HOOK_VARIABLES} "
+        "DUMPER_DIR=DIR`. Each run writes all layers to its folder",
         "compare": f"`{COMPARE_COMMAND}` writes TARGET/comparator_report.jsonl",
-        "msprobe": f'or instead: dump each side with "task": "tensor" in msprobe\'s config.json, then `{_MSPROBE}`',
-        "read": "`mismatchctl diagnose DUMPS --layers TARGET` (the report in it; or OUT) names the first bad tensor",
+        "msprobe": f'instead of hook and compare: dump each side with "task": "tensor" in msprobe\'s config.json, then '
+        f"`{_MSPROBE}`",
+        "read": "`mismatchctl diagnose DUMPS --layers TARGET` names the first bad tensor. For msprobe, pass OUT "
+        "instead",
     }
     return [NextStep.of(name, text) for name, text in steps.items()]
 
@@ -188,7 +191,7 @@ def read_miles_text(text: str) -> LayerTable | None:
     figures = {name.lower(): parse_number(value.replace(",", "")) for name, value in _MILES_FIGURE.findall(text)}
     limit, failed = figures.get("threshold (mean)"), verdict[1].upper() == "FAILED"
     why = f"mean above the limit of {limit:g}" if failed and limit is not None else "failed" if failed else ""
-    notes = ["this report does not contain layers: it only shows whether a layer-wise comparison is useful"]
+    notes = ["this report does not contain layers. It only shows whether a layer-wise comparison is useful"]
     if not figures.get("positions compared"):
         notes.insert(0, "no position was compared, but the comparator counts this as passed")
     return LayerTable(
@@ -225,19 +228,19 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
             notes.setdefault(f"could not be compared ({record.get('exception_type')})", []).append(name)
         elif kind == "comparison_skip":
             side, reason = record.get("available_side"), record.get("reason")
-            notes.setdefault(f"was not compared ({reason}; the {side} has it)", []).append(where)
+            notes.setdefault(f"was not compared ({reason}; only the {side} has it)", []).append(where)
             if record.get("errors"):
                 rows.append(_make_sglang_row(record, None, f"skipped with errors: {reason}"))
         elif kind == "comparison_non_tensor" and (record.get("values_equal") is False or record.get("errors")):
             notes.setdefault("differs, but is not a tensor", []).append(where)
         elif kind == "comparison_tensor":
             rows.append(_make_sglang_row(record, *_judge_sglang_tensor(record)))
-    sentences = [*_format_notes(notes), "tensors that only the baseline has leave no record in such a report"]
+    sentences = [*_format_notes(notes), "the report does not list tensors that only the baseline has"]
     if other_lines:
         sentences.insert(0, f"{other_lines:,} lines are not records and were skipped")
     if not any(record.get("type") == "summary" for record in records):
         sentences.insert(0, "the report is truncated: the summary line is missing")
-    measure = "relative L2 error (sqrt of 2 rel_diff), where the comparator decides which tensors fail"
+    measure = "relative L2 error (sqrt of 2 rel_diff). The comparator decides which tensors fail"
     return LayerTable("SGLang comparator", measure, rows, sentences)
 
 
@@ -308,17 +311,21 @@ def _make_slime_table(layers: Iterable[tuple[int, Mapping[str, Any]]], limit: fl
         if facts.get("tokens") == 0:
             why = "no token was compared"
         elif value is None or to_finite(facts.get("mean_abs")) is None:
-            value, why = None, "not finite (slime's own comparator lets it pass)"
+            value, why = None, "not finite (slime's comparator accepts this)"
         elif value > (0.0 if limit is None else limit):
             why = "differs" if limit is None else f"above the limit of {limit:g}"
         rows.append(Tensor(name="residual stream after the layer", layer=layer, value=value, why=why))
-    notes = ["the last position of a sequence is never compared"]
+    notes = ["slime's comparator does not compare the last position of a sequence"]
     chosen = {row.layer or 0 for row in rows}
     left = [layer for layer in range(max(chosen, default=0)) if layer not in chosen]
     if left:
         named = ", ".join(map(str, left[:8])) + (", ..." if len(left) > 8 else "")
-        notes.insert(0, f"layers {named} were not compared: a fault in these layers shows at the next compared layer")
-    rule = "no limit in the report: any difference counts" if limit is None else f"failed above {limit:g}"
+        notes.insert(0, f"layers {named} were not compared. A fault in these layers appears at the next compared layer")
+    rule = (
+        "the report has no limit, so each difference counts as a failure"
+        if limit is None
+        else f"failed above {limit:g}"
+    )
     measure = f"largest absolute difference of the residual stream, {rule}"
     return LayerTable("slime layer-wise comparator", measure, rows, notes, again=SLIME_SYNTAX)
 
@@ -363,7 +370,7 @@ def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
         if call["is_same"] is False and found:
             found[-1] = found[-1].model_copy(update={"why": "the call is not the same (is_same false)"})
         rows += found
-    return _make_msprobe_table(f"{measure}; failed where is_same is false", rows, file, notes)
+    return _make_msprobe_table(f"{measure}; failed if is_same is false", rows, file, notes)
 
 
 def read_msprobe_first(document: Any) -> list[LayerTable] | None:
@@ -375,7 +382,10 @@ def read_msprobe_first(document: Any) -> list[LayerTable] | None:
             return None
         if not all(isinstance(call, Mapping) and "op_name" in call for call in calls):
             return None
-    measure, why = "no values: the report only lists the first differing calls", "the first call that is not the same"
+    measure, why = (
+        "no values, because the report only lists the first differing calls",
+        "the first call that is not the same",
+    )
     named = {rank: [str(call["op_name"]) for call in calls] for rank, calls in document.items()}
     return [
         _make_msprobe_table(measure, [Tensor(name=name, layer=parse_layer(name), why=why) for name in names], rank, {})
@@ -385,7 +395,7 @@ def read_msprobe_first(document: Any) -> list[LayerTable] | None:
 
 def _make_msprobe_table(measure: str, rows: Sequence[Tensor], file: str, notes: Notes) -> LayerTable:
     rank = _RANK_PATTERN.search(file)
-    sentences = [*_format_notes(notes), "modules that only the golden side has leave no row in such a report"]
+    sentences = [*_format_notes(notes), "the report does not list modules that only the golden side has"]
     return LayerTable("msprobe compare", measure, rows, sentences, rank[1] if rank else None, MSPROBE_SYNTAX)
 
 
@@ -397,7 +407,7 @@ def _read_msprobe_cells(given: Sequence[Mapping[str, Any]], notes: Notes) -> tup
     for cell in cells:
         name = str(cell.get("npuname"))
         if cell.get("benchname") in (None, "", "N/A"):
-            notes.setdefault("is missing on the golden side, and Result passes", []).append(name)
+            notes.setdefault("is missing on the golden side, but Result counts it as passed", []).append(name)
         else:
             rows.append(
                 Tensor(name=name, layer=parse_layer(name), value=_msprobe_value(cell, mode), why=_parse_flag(cell))
@@ -416,7 +426,7 @@ def _parse_flag(cell: CsvCells) -> str:
 
 _MSPROBE_MEASURES = {
     "normrelativeerr": "relative error of the norm, or of the extrema if the norm agrees",
-    "maxabserr": "largest absolute difference over the largest magnitude",
+    "maxabserr": "largest absolute difference divided by the largest magnitude",
     "npumd5": "checksums: 0 equal, 1 different",
 }
 """The column of each of msprobe's three modes, and the name of its values."""
@@ -558,7 +568,8 @@ def _layer_growth(rows: Sequence[Tensor]) -> list[tuple[int, float | None]]:
 
 MAX_REPORT_BYTES = 256 * 1024 * 1024
 KNOWN_FORMATS = (
-    "known are comparator_report.jsonl of SGLang and Miles, slime's JSON and text, and msprobe's CSV and JSON"
+    "supported reports are comparator_report.jsonl of SGLang and Miles, slime's JSON and text, and msprobe's "
+    "CSV and JSON"
 )
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".out")
 SPREADSHEET_SUFFIXES = (".xlsx", ".xls")
@@ -697,19 +708,29 @@ def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | Non
 def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
     """Compare the differences of the layers with the log ratios of the dump."""
     low, high = noise.logit_noise
-    asked = f"log ratios of {noise.log_ratio_rms:.2g} (rms) imply noise of {low:.2g} to {high:.2g} on each logit"
+    asked = (
+        f"the log ratios ({noise.log_ratio_rms:.2g} root mean square) need a noise of {low:.2g} to "
+        f"{high:.2g} in each logit"
+    )
     last = next((value for _, value in reversed(report.growth) if value is not None), None)
     if "elative" not in report.measure or last is None:
-        return f"{asked}; this report's values are not relative, so they cannot be compared with the dump"
+        return f"{asked}. The values of this report are not relative, so they cannot be compared with the dump"
     if last == 0:
-        same = "which equal layers cannot cause: look after the layers (logits, sampling parameters, masks, weights)"
-        return asked if high == 0 else f"{asked}, {same}"
+        after = "look for a fault after the layers (logits, sampling parameters, masks, weights)"
+        return asked if high == 0 else f"{asked}. The layers are equal and cannot cause this noise, so {after}"
     needed = high / last
-    said = f"{asked}; layers {last:.2g} apart at the end cause this if a token's logits spread by {needed:.2g}"
+    said = (
+        f"{asked}. The last layers differ by {last:.2g}, which causes this noise if the logits of a token "
+        f"have a standard deviation of {needed:.2g}"
+    )
     if needed > USUAL_LOGIT_SPREAD[1]:
         return (
-            f"{said}. In models they spread less, so the layers explain only part of the noise: look for a second cause"
+            f"{said}. In language models, it is smaller, so the layers explain only part of the noise. Look for "
+            "a second "
+            "cause"
         )
     if needed < USUAL_LOGIT_SPREAD[0]:
-        return f"{said}. In models they spread more, so the compared runs differ more than the two sides of the dump"
-    return f"{said}, which is usual for models: the layers explain the dump"
+        return (
+            f"{said}. In language models, it is larger, so the compared runs differ more than the two sides of the dump"
+        )
+    return f"{said}. This is usual in language models, so the layers explain the noise of the dump"

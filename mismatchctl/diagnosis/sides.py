@@ -159,7 +159,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
         owner = "rollout" if least > OWNER_SHARE else "trainer" if most < 1 - OWNER_SHARE else None
         if not most - least < 2.0:  # the gap is small compared with shared errors
             owner = None
-            status = "not measurable: the gap is far below the shared errors of the two sides"
+            status = "not measurable, because the two sides share nearly all of their error"
     return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status), owner
 
 
@@ -215,32 +215,39 @@ def _measure_bands(terms: _ErrorSums, values: NDArray[Any], ends: Sequence[float
 def _summarize(
     side: Side, rollout: float, train: float, correlation: float | None, identical: bool, owner: Side | None
 ) -> str:
-    figures = f"against the reference the rollout is off by {rollout:.2g} and the trainer by {train:.2g} (rms, nats)"
+    figures = (
+        f"The root mean square error against the reference is {rollout:.2g} nats for the rollout and "
+        f"{train:.2g} nats for the trainer"
+    )
     if side == "none":
-        return f"Only noise: {figures}."
+        return f"Only noise. {figures}."
     if identical:
-        return f"Identical, and both wrong: {figures}."
+        return f"Identical, and both wrong. {figures}."
     if side == "both":
-        shared = f", much of it shared (correlation {correlation:.2f})" if correlation and correlation > 0.3 else ""
-        gap = f", but the gap between them comes from the {owner}" if owner else ""
-        return f"Both sides have about the same error: {figures}{shared}{gap}."
+        shared = (
+            f". Much of the error is shared (correlation {correlation:.2f})"
+            if correlation and correlation > 0.3
+            else ""
+        )
+        gap = f". The difference between the two sides comes from the {owner}" if owner else ""
+        return f"Both sides have about the same error. {figures}{shared}{gap}."
     word, own, other = ("rollout", rollout, train) if side == "rollout" else ("trainer", train, rollout)
-    how = f", {own / other:,.3g} times the other side" if other else ""
-    return f"The {word} is wrong: {figures}{how}."
+    how = f". The error of the {word} is {own / other:,.3g} times larger" if other else ""
+    return f"The {word} is wrong. {figures}{how}."
 
 
 def _list_notes(rows: Rows, column: float, error: float | None, likeness: float | None) -> list[str]:
     notes = []
     if likeness is not None:
         notes.append(
-            f"the sides are {likeness:,.2g} times closer to each other than to the reference: they share an error "
-            "(numerics, quantization or weights), or the reference is wrong (its weights, temperature, prompt or "
+            f"the two sides are {likeness:,.2g} times closer to each other than to the reference. Either they share an "
+            "error (numerics, quantization or weights), or the reference is wrong (its weights, temperature, prompt or "
             "positions)"
         )
     if error and abs(column) > 4 * error and abs(column) > 1e-3:
         notes.append(
-            f"E[reference/rollout] is {1 + column:.4g}, not 1: the rollout's column is not what sampled these tokens, "
-            "or the reference is not of the same weights and temperature"
+            f"E[reference/rollout] is {1 + column:.4g} instead of 1. Either the rollout column does not belong to the "
+            "sampling distribution, or the reference has other weights or another temperature"
         )
     scored, trained = (rows.columns.get(name) for name in ("reference_version", "train_version"))
     if scored is not None and trained is not None and (scored != trained).any():
@@ -287,20 +294,26 @@ def assign_sides(
 
 
 def _make_reference_finding(sides: Sides, named: Sequence[str]) -> Finding:
-    shows = f", which looks like: {', '.join(named).lower()}" if named else ""
+    shows = f". Compared with the reference, each side shows: {', '.join(named).lower()}" if named else ""
     far = min(sides.rollout_rms, sides.train_rms)
     return Finding(
         cause="faulty_reference",
         confidence="medium" if named else "low",
         title="The reference, or both sides alike",
-        summary=f"the reference is {far:.2g} from both sides (rms, nats), and the two sides are {sides.gap_rms:.2g} "
-        f"from each other{shows}. Either the reference is wrong, or both sides have the same error.",
+        summary=f"The reference differs from both sides by {far:.2g} nats (root mean square), and the two sides differ "
+        f"from each other by {sides.gap_rms:.2g} nats{shows}. Either the reference is wrong, or both sides have "
+        "the same error.",
         evidence=[
-            Fact(name="from_reference", value=far, meaning="the smaller of the two root mean square errors, nats"),
-            Fact(name="from_each_other", value=sides.gap_rms, meaning="root mean square of the gap, nats"),
+            Fact(name="from_reference", value=far, meaning="smaller root mean square error of the two sides, nats"),
+            Fact(
+                name="from_each_other",
+                value=sides.gap_rms,
+                meaning="root mean square difference between the two sides, nats",
+            ),
         ],
-        advice="Score again with the trainer's weights of that step, the sampling temperature, the whole prompt, and "
-        "entry t about token t. If the result is the same, look for a shared error of the two sides.",
+        advice="Score again with the trainer's weights of that step, the sampling temperature and the whole "
+        "prompt, and "
+        "check that entry t belongs to token t. If the result is the same, look for a shared error of the two sides.",
         side="none",
     )
 

@@ -391,7 +391,7 @@ def test_runs_without_tokens_do_not_affect_others(tmp_path: Path) -> None:
     pq.write_table(table.append_column("response_mask", masks), tmp_path / "y.parquet")
     found = [RunAdvice.model_validate(own) for own in _runs(str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet"))]
     assert found[0].advice and not found[0].notes[0].startswith("the run has")
-    assert not found[1].advice and found[1].notes == ["the run does not contain valid tokens. Check its mask"]
+    assert not found[1].advice and found[1].notes == ["the run does not contain valid tokens. Check response_mask"]
 
 
 def _runs(*paths: str) -> list[Any]:
@@ -410,7 +410,7 @@ def test_few_sequences_give_a_note_and_need_larger_differences(tmp_path: Path, c
     table = pq.read_table(TRUTH / "stale_8" / "dump.parquet")
     pq.write_table(table.slice(0, 256), tmp_path / "d.parquet")
     few = run(str(tmp_path), "-c", candidates, "--batch", "512")
-    reported = next(note for note in few["notes"] if note.startswith("256 sequences"))
+    reported = next(note for note in few["notes"] if note.startswith("the dump has 256 sequences"))
     assert "failed below 320" in reported and "3.2 standard errors" in reported
     assert sum(own["ties"] for own in few["advice"]) >= 2
 
@@ -427,7 +427,7 @@ def test_longer_responses_than_tested_give_a_note() -> None:
     reported = rank_corrections(long, [parse_correction({"name": "none"})], 512, Limits(), None).notes
     assert not any("tokens on average" in note for note in short.notes)
     assert any(
-        note.startswith(f"responses have {sample.batch.tokens / count:,.0f} tokens on average") for note in reported
+        note.startswith(f"the responses have {sample.batch.tokens / count:,.0f} tokens on average") for note in reported
     )
 
 
@@ -578,8 +578,8 @@ class TestReference:
     @pytest.mark.parametrize(
         ("case", "name", "words"),
         [
-            ("top_p_95", "token_truncate_5", "sequence weights have a mean of {}, outside 0.5 to 1.5"),
-            ("int4", "seq_truncate_10", "mean weight {}), but this sample does not contain the tail of its weights"),
+            ("top_p_95", "token_truncate_5", "sequence weights have a mean of {}, which is outside 0.5 to 1.5"),
+            ("int4", "seq_truncate_10", "the reference seq_truncate_10 (mean weight {})"),
         ],
     )
     def test_lower_bounds_of_errors_name_their_cause(self, case: str, name: str, words: str) -> None:
@@ -591,7 +591,7 @@ class TestReference:
         applied = apply_to_sample(
             parse_correction({"name": "w", "weight": {"level": "sequence", "truncate": 10.0}}), doubled
         )
-        (reported,) = (note for note in found.notes if note.startswith("biases are lower bounds: "))
+        (reported,) = (note for note in found.notes if note.startswith("the biases are lower bounds, because "))
         assert found.reference == name and found.sequence_mean == pytest.approx(applied.weights.mean())
         assert words.format(f"{found.sequence_mean:.2f}") in reported
 

@@ -146,7 +146,7 @@ def test_too_little_data_is_undecided() -> None:
     few = verdict(result(noisy(4, 1.0, 1)), base).checks[0]
     assert few.outcome == "undecided" and "clusters" in few.reason
     wanted = only(verdict(result(noisy(20, 1.0, 1)), base, "k3:increase=25%,sequences=21"))
-    assert wanted.outcome == "undecided" and wanted.reason == "needs 21 sequences, has 20"
+    assert wanted.outcome == "undecided" and wanted.reason == "the rule needs 21 sequences, and the dump has 20"
 
 
 def test_a_missing_baseline_is_undecided() -> None:
@@ -166,12 +166,13 @@ def test_incomparable_results_name_the_first_difference() -> None:
     for file in base.provenance.inputs:
         file.dtypes.update(train_log_probs="list<element: halffloat>")
     assert only(verdict(new, base)).reason == (
-        "the baseline is not comparable: train_log_probs is stored as float here, as halffloat in the baseline"
+        "the baseline is not comparable: "
+        "train_log_probs is stored as float in the dump and as halffloat in the baseline"
     )
     for file in base.provenance.inputs:
         file.dtypes.update(train_log_probs="list<element: float>")
     new.provenance.framework, base.provenance.framework = "verl@2025-11", "verl@2026-02"
-    assert "framework version: verl@2025-11 here" in only(verdict(new, base)).reason
+    assert "the framework is verl@2025-11 in the dump" in only(verdict(new, base)).reason
     base.provenance.framework = "verl@2025-11"
     new.corrections = [Correction(name="mine")]
     rule = "rejected_tokens:correction=mine,increase=10%"
@@ -304,9 +305,9 @@ def test_planned_rises_shrink_with_the_root_of_the_size() -> None:
     small, large = (plan_sample_sizes(base, rules, rise, Baseline())[0] for rise in (0.1, 0.21))
     assert small.clusters / large.clusters == pytest.approx(4, rel=0.1)  # log 1.21 is twice log 1.1
     allowed = plan_sample_sizes(base, parse_rules("k3:increase=25%"), 0.2, Baseline())[0]
-    assert (allowed.clusters, allowed.status) == (None, "the rule allows a rise of 25%")
+    assert (allowed.clusters, allowed.status) == (None, "the rule already allows a rise of 25%")
     zero = plan_sample_sizes(result(table([0.0] * 40)), rules, 0.2, Baseline())[0]
-    assert (zero.clusters, zero.status) == (None, "k3 is not positive")
+    assert (zero.clusters, zero.status) == (None, "k3 is not above 0")
     assert plan_sample_sizes(base, rules, 0.1, Baseline("itself", base))[0].clusters == 5
 
 

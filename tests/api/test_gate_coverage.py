@@ -117,7 +117,7 @@ def test_parts_of_the_baseline_must_be_present(tmp_path: Path, baseline: Path, p
         pl.read_parquet(f"{whole}/*.parquet").filter(pl.col("worker") == 0).write_parquet(half)
         dump = str(half)
     code, words = run("gate", dump, "--baseline", baseline, *rule)
-    assert code == 4 and f"the baseline has {per} {3 if per == 'step' else 1}, the dump does not" in words
+    assert code == 4 and f"the dump lacks {per} {3 if per == 'step' else 1} of the baseline" in words
     assert run("gate", record(tmp_path / "same"), "--baseline", baseline, *rule)[0] == 0
 
 
@@ -155,9 +155,9 @@ def test_far_fewer_tokens_and_steps_are_reported(tmp_path: Path, baseline: Path)
     assert code == 4 and "3 of the baseline's 4 steps are missing" in said
     code, said = run(*words, "--max-missing", "75%")
     assert code == 0
-    for text in ("has 640 tokens, the baseline 2,560", "has 1 steps, the baseline 4"):
+    for text in ("has 640 tokens, and the baseline has 2,560", "has 1 steps, and the baseline has 4"):
         assert text in said
-    assert "has 16 sequences, the baseline 64" in said
+    assert "has 16 sequences, and the baseline has 64" in said
 
 
 def test_baselines_record_skipped_data(tmp_path: Path, baseline: Path) -> None:
@@ -193,7 +193,8 @@ def test_repeated_sequences_are_counted_by_every_command(tmp_path: Path) -> None
     assert '"duplicated_rows"' in run("diagnose", dump, "--json")[1]
     code, words = run("gate", dump, "--rule", "k3:max=1")
     assert (
-        code == 4 and "repeated sequences: 128 of 192 sequences repeat another one, with 66.7% of the tokens" in words
+        code == 4
+        and "repeated sequences: 128 of 192 sequences repeat another sequence, with 66.7% of the tokens" in words
     )
     assert run("gate", dump, "--rule", "k3:max=1", "--max-skipped", "70%")[0] == 0
     once = write_rows(tmp_path / "once")
@@ -248,7 +249,7 @@ def test_different_file_names_are_reported(tmp_path: Path) -> None:
     assert code == 0 and "2 hidden or temporary files are ignored by convention" in words
     shutil.copy(file, dump / "more.bin")
     code, words = run("gate", dump, "--rule", "k3:max=1")
-    assert code == 4 and "more.bin looks like a dump and was not read because of the name" in words
+    assert code == 4 and "more.bin looks like a dump, but was not read because of the name" in words
     (dump / "more.bin").write_bytes(b"anything else")
     (dump / "notes.txt").write_text("rollout_log_probs are in nats")
     assert run("gate", dump, "--rule", "k3:max=1")[0] == 0
@@ -295,4 +296,4 @@ def test_other_prompts_do_not_dilute_the_prompts_of_the_baseline() -> None:
     mixed = worse.model_copy(update={name: [*getattr(worse, name), *getattr(good, name)]
                                      for name in ("hashes", "groups", "sums")})  # fmt: skip
     found = verdict(result(mixed), base, "k3:increase=50%").checks[0]
-    assert found.outcome == "undecided" and "the baseline's prompts alone exceed the limit" in found.reason
+    assert found.outcome == "undecided" and "the prompts of the baseline exceed the limit" in found.reason

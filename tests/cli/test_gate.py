@@ -178,7 +178,7 @@ def test_first_baselines_are_reported_as_recorded(places: dict[str, Path], tmp_p
     done = run("gate", places["same"], "--save-baseline", tmp_path / "first.json", "--accept")
     assert done.exit_code == 0 and "wrote" in done.stderr
     said = " ".join(done.stdout.split())
-    assert said.startswith("OK baseline recorded: commit it, and later dumps are compared with it")
+    assert said.startswith("OK baseline recorded. Commit the file, so that later dumps are compared with it")
     assert (
         "undecided" not in said
         and "K3 within 25% of baseline recorded 0." in said
@@ -191,7 +191,7 @@ def test_first_baselines_are_reported_as_recorded(places: dict[str, Path], tmp_p
     done = run("gate", places["same"], "--save-baseline", tmp_path / "json.json", "--accept", *written,
                GITHUB_ACTIONS="true")  # fmt: skip
     verdict = json.loads(done.stdout)
-    assert verdict["says"] == "baseline recorded: commit it, and later dumps are compared with it"
+    assert verdict["says"] == "baseline recorded. Commit the file, so that later dumps are compared with it"
     assert [check["says"].partition(": ")[2].partition(",")[0] for check in verdict["checks"]] == ["recorded", "passed"]
     assert "::error" not in done.stderr and "::warning" not in done.stderr
     junit = (tmp_path / "j.xml").read_text()
@@ -249,7 +249,7 @@ def test_notes_appear_in_every_report_format(places: dict[str, Path], tmp_path: 
     place, markdown = tmp_path / "junit.xml", tmp_path / "gate.md"
     words = "gate", places["tiny"], "--baseline", places["baseline"], "--max-missing", "100%"
     done = run(*words, "--junit", place, "--markdown", markdown, GITHUB_ACTIONS="true")
-    note = "run tiny has 12 sequences, the baseline 64"
+    note = "run tiny has 12 sequences, and the baseline has 64"
     assert f"::warning title=mismatch::{note}" in done.stdout.splitlines()
     assert note in markdown.read_text()
     xmlschema.XMLSchema(FIXTURES / "junit.xsd").validate(place)
@@ -377,7 +377,7 @@ def test_documented_shell_commands_work(script: str, places: dict[str, Path], tm
 def test_plans_within_the_tolerance_name_the_rule(places: dict[str, Path]) -> None:
     """The default rule allows a rise of 25%, so no number of sequences can detect a rise of 20%."""
     reported = run("gate", places["same"], "--plan", "20%", code=0).stdout
-    assert "same k3: the rule allows a rise of 25%" in reported
+    assert "same k3: the rule already allows a rise of 25%" in reported
     assert "--rule k3:increase=10% --plan 20%" in reported
     planned = run("gate", places["same"], "--rule", "k3:increase=10%", "--plan", "20%", code=0).stdout
     assert re.match(

@@ -170,7 +170,7 @@ class TestNoise:
         [slime] = read_layers(str(REPORTS / "slime" / "error_from_layer" / "layerwise.json"))
         large = estimate_logit_noise(np.full(100, -1.0), np.full(100, -1.5))
         assert large is not None
-        assert "usual for models" in compare_with_noise(bad, large)
+        assert "usual in language models" in compare_with_noise(bad, large)
         assert "a second cause" in compare_with_noise(clean, large)
         assert "not relative" in compare_with_noise(slime, large)
 

@@ -116,7 +116,7 @@ def test_the_terminal_names_the_side_and_the_layer() -> None:
     result = run("diagnose", DUMPS / "dense_rollout_int8", "--layers", report, code=0)
     assert "Wrong side  rollout, high confidence" in result.stdout
     assert "layer 3, mlp_output" in result.stdout
-    assert "last good layer 2" in " ".join(result.stdout.split())
+    assert "the last good layer is 2" in " ".join(result.stdout.split())
 
 
 def test_broken_layer_reports_are_refused_before_reading_the_dump(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_fault_below_common_noise_belongs_to_one_side(tmp_path: Path) -> None:
     _, train, reference = columns(NOISY)
     found = sides_with(train + 0.3 * np.roll(train - reference, 1), tmp_path)
     assert (found.side, found.confidence) == ("both", "medium")
-    assert "the gap between them comes from the rollout" in found.summary
+    assert "difference between the two sides comes from the rollout" in found.summary
 
 
 def test_json_and_page_name_the_next_comparison() -> None:

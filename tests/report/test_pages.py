@@ -183,7 +183,7 @@ def test_headlines_of_advice_say_what_to_do() -> None:
             RunAdvice(advice=[none, best], front={"none": (0, 1, 0), "token_tis": (0, 1, 0)}),
             "use no correction: no candidate is significantly better",
         ),
-        (RunAdvice(fix_first=bug), "fix this first: Shifted by one; no correction repairs it"),
+        (RunAdvice(fix_first=bug), "fix this first, because no correction repairs it: Shifted by one"),
         (RunAdvice(notes=["the dump has no rewards"]), "no ranking: the dump has no rewards"),
     ):
         assert words in advice_headline(advice)

@@ -192,7 +192,7 @@ def test_tables_contain_every_point_and_the_targets(found: Sweep, page: str) -> 
 
 def test_predictions_name_model_and_check(found: Sweep, page: str) -> None:
     text = Parsed(page).text
-    for words in ("a batch of 64 sequences", "2,048 tokens a response", "+5 steps", "Model: ", "Check on this dump: "):
+    for words in ("of 64 sequences", "2,048 tokens per response", "+5 steps", "Model: ", "Check on this dump: "):
         assert words in text, words
     without = replace(found, forecasts=())
     assert "Predict" not in Parsed(_page(without)).text

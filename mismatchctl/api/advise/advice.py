@@ -155,8 +155,8 @@ def advice_headline(advice: RunAdvice) -> str:
     """Summarize the advice of a run."""
     bug = advice.fix_first
     if bug is not None and is_uncorrectable(bug):
-        return f"fix this first: {bug.title}; no correction repairs it"
-    until = "" if bug is None else f"fix this first: {bug.title}; until then "
+        return f"fix this first, because no correction repairs it: {bug.title}"
+    until = "" if bug is None else f"fix this first: {bug.title}. Until then, "
     if not advice.advice:
         reason = advice.notes[0] if advice.notes else "the dump does not allow a ranking"
         return f"{until}no ranking: {reason}"

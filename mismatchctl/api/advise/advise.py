@@ -103,38 +103,43 @@ def advice_notes(
     """Return messages about the limits of the advice."""
     first = candidate_label(choice.first)
     notes = [
-        "errors are estimated from a surrogate gradient of one update, after the best scalar for each correction. "
-        "They cannot show a collapse"
+        "the errors are estimated from a surrogate gradient of one update, with the best step size for each "
+        "correction. "
+        "They cannot predict a collapse of the training"
     ]
     if sample.token_ids is None:
-        notes.append("the dump lacks token_ids, so ranks of probabilities replace them and the advice is less reliable")
+        notes.append("the dump lacks token_ids. Ranks of probabilities replace the ids, so the advice is less reliable")
     if len(sample) < MIN_SEQUENCES:
         failed = f" and failed below {RELIABLE_SEQUENCES}" if len(sample) < RELIABLE_SEQUENCES else ""
         notes.append(
-            f"{len(sample)} sequences: in cases with a known truth the advice was less reliable below {MIN_SEQUENCES}"
-            f"{failed}. A difference needs {required_standard_errors(len(sample)):.2g} standard errors instead of "
+            f"the dump has {len(sample)} sequences. In tests with a known answer, the advice was less reliable below "
+            f"{MIN_SEQUENCES} sequences{failed}. A significant difference needs "
+            f"{required_standard_errors(len(sample)):.2g} standard errors instead of "
             f"{SIGNIFICANT_STANDARD_ERRORS:.2g}"
         )
     mean = sample.batch.tokens / max(len(sample), 1)
     if mean > VALIDATED_RESPONSE_TOKENS:
         notes.append(
-            f"responses have {mean:,.0f} tokens on average. The advice was validated on responses of up to "
+            f"the responses have {mean:,.0f} tokens on average. The advice was only tested on responses of up to "
             f"{VALIDATED_RESPONSE_TOKENS} tokens"
         )
     if reference.is_heavy:
-        notes.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}, so their mean does not converge")
+        notes.append(
+            f"the sequence weights have a Pareto k-hat of {reference.k_hat:.2f}, so their mean does not converge"
+        )
     if reference.lower_bound:
-        notes.append(f"biases are lower bounds: {_explain_reference(reference)}")
+        notes.append(f"the biases are lower bounds, because {_explain_reference(reference)}")
     surest = next((name for name in choice.order if name in choice.better), None)
     if surest is not None and choice.first not in (surest, "none"):
         (gain, error), (less, _) = (choice.gain(name) for name in (choice.first, surest))
         notes.append(
-            f"{first} is expected to remove {gain:.0%} of the error (standard error {error:.0%}), which is not "
-            f"significant. {surest} removes {less:.0%}, which is"
+            f"{first} is expected to remove {gain:.0%} of the error, but this is not significant (standard error "
+            f"{error:.0%}). {surest} removes {less:.0%}, and this is significant"
         )
     if len(sample) < sample.dump_sequences:
         notes.append(
-            f"{len(sample):,} of {sample.dump_sequences:,} sequences were used (whole prompts, chosen by a hash)"
+            f"{len(sample):,} of {sample.dump_sequences:,} sequences were used (all sequences of randomly "
+            "chosen prompts)"
         )
     if refused:
         shown = ", ".join(f"{name} ({why})" for name, why in list(refused.items())[:3])
@@ -146,11 +151,12 @@ def advice_notes(
 def _explain_reference(reference: BiasReference) -> str:
     name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
     if not reference.is_per_token:
-        return f"{name} is the reference (mean weight {mean}), but this sample does not contain the tail of its weights"
+        return f"the sample does not contain the tail of the weights of the reference {name} (mean weight {mean})"
     low, high = CONVERGENCE_RANGE
     return (
-        f"sequence weights have a mean of {mean}, outside {low:g} to {high:g}, so the reference is {name}, which "
-        "ignores the effect of earlier tokens on a token"
+        f"the sequence weights have a mean of {mean}, which is outside {low:g} to {high:g}. Therefore, the "
+        "reference is "
+        f"{name}, which ignores the effect of earlier tokens on a token"
     )
 
 
@@ -247,11 +253,11 @@ def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterato
 def _reason_not_rankable(sample: RunSample, update: int) -> str:
     """Return the reason why the corrections cannot be ranked, or "" if they can."""
     if not sample.batch.tokens:
-        return "the run does not contain valid tokens. Check its mask"
+        return "the run does not contain valid tokens. Check response_mask"
     if sample.advantages is None:
         return "the dump lacks advantages and rewards. Add one of these columns, or use sweep to compare thresholds"
     if sample.clusters < _MIN_CLUSTERS:
-        return f"{sample.clusters} prompts are too few, at least {_MIN_CLUSTERS} are needed"
+        return f"{sample.clusters} prompts are too few. At least {_MIN_CLUSTERS} prompts are needed"
     if not update:
         return f"the dump lacks steps, so the size of an update is unknown. Pass {option('batch', int)}"
     return ""
@@ -281,7 +287,7 @@ def measure_candidates(
 def _missing_column(correction: Correction, sample: RunSample) -> str:
     """Return a message about required columns that are missing, or ""."""
     lacking = sample.batch.missing_columns(correction.needed_columns)
-    return f"needs {' and '.join(lacking)}" if lacking else ""
+    return f"needs the column {' and '.join(lacking)}" if lacking else ""
 
 
 def advise(

@@ -27,7 +27,7 @@ def find_incompatibility(
     stored = storage_types(baseline, baseline_run)
     for column, dtype in storage_types(result, run).items():
         if dtype != stored[column]:
-            return f"{column} is stored as {dtype} here, as {stored[column]} in the baseline"
+            return f"{column} is stored as {dtype} in the dump and as {stored[column]} in the baseline"
     if target.correction is not None:
         here, there = (
             [item for item in each.corrections if item.name == target.correction] for each in (result, baseline)
@@ -38,7 +38,7 @@ def find_incompatibility(
             return f"correction {target.correction} has another definition in the baseline"
     version_here, version_there = result.provenance.framework, baseline.provenance.framework
     if version_here and version_there and version_here != version_there:
-        return f"framework version: {version_here} here, {version_there} in the baseline"
+        return f"the framework is {version_here} in the dump and {version_there} in the baseline"
     return None
 
 
@@ -70,7 +70,7 @@ def check_coverage(
     yield from _check_left_out(result, limits.max_skipped)
     if unread := result.provenance.unread:
         more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
-        verb = "look like dumps and were" if len(unread) > 1 else "looks like a dump and was"
+        verb = "look like dumps, but were" if len(unread) > 1 else "looks like a dump, but was"
         remedy = "Rename files of the dump to NAME.parquet, and move other files away"
         reason = f"{', '.join(unread[:3])}{more} {verb} not read because of the name. {remedy}"
         yield undecided_check(next(iter(result.runs), ""), "files not read", reason)
@@ -101,11 +101,13 @@ def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Chec
         if accepted is None:
             reason = "no baseline contains the dump's tokens"
         elif here is not None and there is not None and here.responses and there.responses:
-            reason = "" if here.responses == there.responses else "the token ids differ from the baseline's"
+            reason = (
+                "" if here.responses == there.responses else "the token ids differ from the token ids of the baseline"
+            )
         else:
             sample, other = _build_alike_samples(run, accepted)
             same = np.array_equal(sample.keys, other.keys)
-            reason = "" if same else "the prompts differ from the baseline's"
+            reason = "" if same else "the prompts differ from the prompts of the baseline"
         if reason:
             remedy = f"Score the same prompts and responses again, or leave out {option('fixed_tokens')}"
             yield undecided_check(name, "fixed tokens", f"{reason}. {remedy}")
@@ -117,7 +119,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
         new, old = run.content, None if accepted is None else accepted.content
         if new is not None and new.repeated and not any(_check_repeated(name, new, old, limits.max_skipped)):
             same = f"({new.example or 'equal log-probs'})"
-            yield f"run {name}: {new.repeated:,} of {new.sequences:,} sequences repeat another one {same}"
+            yield f"run {name}: {new.repeated:,} of {new.sequences:,} sequences repeat another sequence {same}"
     for name, run, accepted in matches:
         if accepted is None:
             continue
@@ -125,7 +127,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
         sizes["steps"] = float(len(run.groups.labels)), float(len(accepted.groups.labels))
         for what, (here, there) in sizes.items():
             if here < _MUCH_SMALLER_SHARE * there:
-                yield f"run {name} has {here:,.0f} {what}, the baseline {there:,.0f}"
+                yield f"run {name} has {here:,.0f} {what}, and the baseline has {there:,.0f}"
     if lost := sum(file.skipped for file in result.provenance.inputs):
         yield f"{lost:,} sequences were left out as bad when the dump was analyzed"
     if baseline is not None and (skipped := sum(file.skipped for file in baseline.provenance.inputs)):
@@ -181,7 +183,7 @@ def _count_sequences(run: RunResult) -> float:
 def _check_share(run: str, title: str, lost: float, total: float, most: float) -> Check:
     share = lost / total
     remedy = f"Correct the dump, or allow more with {option('max_skipped')}"
-    reason = "" if share <= most else f"the left-out data may be the worse data. {remedy}"
+    reason = "" if share <= most else f"the data that was left out may have a larger mismatch. {remedy}"
     return Check(
         rule=COVERAGE_RULE, run=run, place="overall", metric=COVERAGE_RULE, title=title, unit="fraction", kind="max",
         value=share, limit=most, outcome="undecided" if reason else "passed", reason=reason,
@@ -195,7 +197,9 @@ def _check_finite_counts(result: Result) -> Iterator[Check]:
         columns = sample.columns.keys() & {"tokens", "sequences", "squared_length"}
         counts = np.stack([sample.column(column) for column in columns])
         if not (np.isfinite(counts) & (counts >= 0)).all():
-            yield undecided_check(name, "counts", "the Result's numbers of tokens or sequences are not whole numbers")
+            yield undecided_check(
+                name, "counts", "the numbers of tokens or sequences in the Result are negative or not finite"
+            )
 
 
 def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
@@ -203,7 +207,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
     if matched != {None}:  # if no step matches, each check reports this
         for name in baseline.runs:
             if name not in matched:
-                yield undecided_check(name, f"run {name}", "the baseline has this run, the dump does not")
+                yield undecided_check(name, f"run {name}", "the dump lacks this run of the baseline")
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
@@ -219,7 +223,7 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
             if label not in here:
                 place = f"{rule.per} {'(none)' if label is None else label}"
                 title = find_rule_target(rule, result).metric.title
-                reason = f"the baseline has {place}, the dump does not"
+                reason = f"the dump lacks {place} of the baseline"
                 yield undecided_check(name, title, reason, place=place, rule=rule.text)
 
 
@@ -227,7 +231,10 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
     """Check the missing shares. A dump from another part of the training has mostly other steps or prompts."""
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
-        reason = f"{100 * empty[0]:.3g}% of the responses lack a valid token, in the baseline {100 * empty[1]:.3g}%"
+        reason = (
+            f"{100 * empty[0]:.3g}% of the responses lack a valid token, compared with "
+            f"{100 * empty[1]:.3g}% in the baseline"
+        )
         yield undecided_check(name, "empty responses", f"{reason}. Check response_mask")
     remedy = f"Record the missing data, or allow more with {option('max_missing')}"
     here, there = set(run.groups.labels), accepted.groups.labels
@@ -249,8 +256,8 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
     if lost > most * total:
         prompts = f"{accepted.clusters.by if accepted.clusters.by != 'content' else 'sequence'}s"
         reason = (
-            f"{lost:,.0f} of the baseline's {total:,.0f} responses are missing, and {len(other) - common:,} of "
-            f"its {len(other):,} {prompts} completely. {remedy}"
+            f"{lost:,.0f} of the baseline's {total:,.0f} responses are missing. {len(other) - common:,} of "
+            f"its {len(other):,} {prompts} have no response in the dump. {remedy}"
         )
         yield undecided_check(name, "missing responses", reason)
 
@@ -278,7 +285,7 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
     )
     many = same_content >= fewer or (fewer >= _MIN_SMALLER_PROMPTS and fewer > equal)
     if fewer and 20 * more <= fewer and many:
-        counts = f"{fewer:,} of {len(rise):,} prompts of the baseline have fewer tokens than in the baseline"
+        counts = f"{fewer:,} of {len(rise):,} prompts have fewer tokens than in the baseline"
         reason = f"{counts}, and {more:,} have more. Check response_mask, or save a new baseline"
         yield undecided_check(name, "tokens of the same prompts", reason)
 
@@ -315,7 +322,7 @@ def _check_plausible(
     new, old = run.content, None if accepted is None else accepted.content
     if old is not None and new is None:
         remedy = "Analyze the dump again, or pass the dump itself"
-        yield undecided_check(name, "content", f"the Result does not describe its rows. {remedy}")
+        yield undecided_check(name, "content", f"the Result lacks the description of its rows. {remedy}")
     if new is not None:
         yield from _check_repeated(name, new, old, limits.max_skipped)
         yield from _check_masks(name, new, old)
@@ -335,7 +342,8 @@ def _check_repeated(name: str, new: RunContent, old: RunContent | None, most: fl
     if all(share - known <= most for share, known in zip(shares, before, strict=True)):
         return
     reason = (
-        f"{new.repeated:,} of {new.sequences:,} sequences repeat another one, with {_percent(shares[1])} of the tokens "
+        f"{new.repeated:,} of {new.sequences:,} sequences repeat another sequence, with {_percent(shares[1])} "
+        "of the tokens "
         f"({new.example or 'equal log-probs'}). Keep one copy of each sequence, or "
         f"allow more with {option('max_skipped')}"
     )
@@ -366,14 +374,19 @@ def _check_masks(name: str, new: RunContent, old: RunContent | None) -> Iterator
 def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iterator[Check]:
     """Check for clipped values, and for columns whose contents do not fit their name."""
     if new.clipped > (0.0 if old is None else old.clipped) + _CLIPPED_RISE:
-        reason = f"{_percent(new.clipped)} of the tokens have exactly the same extreme value, as if values were clipped"
-        yield undecided_check(name, "clipped values", f"{reason}. Record them as computed. {accept_remedy()}")
+        reason = (
+            f"{_percent(new.clipped)} of the tokens have exactly the same extreme value, so the values "
+            "were probably clipped"
+        )
+        yield undecided_check(
+            name, "clipped values", f"{reason}. Record the log-probs without a limit. {accept_remedy()}"
+        )
     doubts = [cause for cause in new.doubts if old is None or cause not in old.doubts]
     if doubts:
         reason = (
-            f"the dump shows {', '.join(doubts).replace('_', ' ')}, so its log-probs do not meet the rules' assumptions"
+            f"the columns look wrong ({', '.join(doubts).replace('_', ' ')}), so the rules cannot judge the log-probs"
         )
-        yield undecided_check(name, "recorded columns", f"{reason}. See mismatchctl diagnose")
+        yield undecided_check(name, "recorded columns", f"{reason}. Run mismatchctl diagnose")
 
 
 def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule]) -> Iterator[Check]:
@@ -386,11 +399,18 @@ def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: 
     if before is not None:
         rise = share - before
         if rise > _IDENTICAL_RISE or (rise > _RARE_IDENTICAL_RISE and share > _RARE_IDENTICAL_FACTOR * before):
-            shown = f"{_percent(share)} of the log-probs are bit-identical, in the baseline {_percent(before)}"
-            yield undecided_check(name, "suspiciously good", f"{shown}. Was one column saved twice? {accept_remedy()}")
+            shown = (
+                f"{_percent(share)} of the log-probs are bit-identical, compared with {_percent(before)} in "
+                "the baseline"
+            )
+            yield undecided_check(
+                name, "suspiciously good", f"{shown}. Check whether one column was saved twice. {accept_remedy()}"
+            )
     elif share >= _COPIED_SHARE:
-        reason = f"{_percent(share)} of the log-probs are bit-identical. Was one column saved twice?"
-        yield undecided_check(name, "suspiciously good", f"{reason} If not, add {option('expect_bitwise')}")
+        reason = f"{_percent(share)} of the log-probs are bit-identical. Check whether one column was saved twice."
+        yield undecided_check(
+            name, "suspiciously good", f"{reason} If the log-probs are correct, add {option('expect_bitwise')}"
+        )
 
 
 def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
@@ -402,7 +422,7 @@ def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[
             continue
         if factor * value < before - _TOO_GOOD_Z * (accepted.overall.metrics[key].se or 0.0):
             times = "" if value <= 0 else f" ({format_number(before / value)} times less)"
-            shown = f"{title} is {format_number(value)}, in the baseline {format_number(before)}{times}"
+            shown = f"{title} is {format_number(value)}, compared with {format_number(before)} in the baseline{times}"
             yield undecided_check(name, "suspiciously good", f"{shown}. {accept_remedy()}")
             return
 
@@ -415,15 +435,17 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
     for key, title in (("train_log_ppl", "train"), ("rollout_log_ppl", "rollout")):
         value, before = _value(run, key), _value(accepted, key)
         if value is not None and before is not None and before > 0 and not 1 / scale <= value / before <= scale:
-            shown = f"{format_number(-value)}, in the baseline {format_number(-before)}"
+            shown = f"{format_number(-value)}, compared with {format_number(-before)} in the baseline"
             found.append(f"the mean {title} log-prob is {shown}")
     samples = build_run_sample(run), build_run_sample(accepted)
     if all(set(LAYER_TOKENS) <= sample.columns.keys() for sample in samples):
         distance = _shares_distance(*(np.array([each.column(name).sum() for name in LAYER_TOKENS]) for each in samples))
         if distance > _PROBABILITY_DISTANCE:
-            found.append(f"{_percent(distance)} of the tokens have another probability than in the baseline")
+            found.append(
+                f"{_percent(distance)} of the tokens have a different range of probability than in the baseline"
+            )
     if found:
-        doubt = "Do these log-probs have other units, or come from another model or other data?"
+        doubt = "Check whether they have other units, or come from another model or other data."
         yield undecided_check(name, "scale of the log-probs", f"{found[0]}. {doubt} {accept_remedy()}")
 
 
@@ -439,8 +461,8 @@ def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[C
     (here, error_here), (there, error_there) = lengths
     z = abs(here - there) / max(np.hypot(error_here, error_there), 1e-12)
     if there > 0 and not _LENGTH_RANGE <= here / there <= 1 / _LENGTH_RANGE and z > _LENGTH_Z:
-        shown = f"{here:.3g} valid tokens per response, in the baseline {there:.3g}"
-        doubt = "Does a mask or a cut remove tokens, or does padding count as tokens?"
+        shown = f"{here:.3g} valid tokens per response, compared with {there:.3g} in the baseline"
+        doubt = "Check whether tokens are masked or cut, or whether padding counts as tokens."
         yield undecided_check(name, "length of the responses", f"{shown}. {doubt} {accept_remedy()}")
 
 
@@ -458,7 +480,7 @@ def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Che
     ]
     for what, here, there in (("model", set(new.models), set(old.models)), ("engine", *engines)):
         if here and there and here != there:
-            shown = f"the {what} is {', '.join(sorted(here))}, in the baseline {', '.join(sorted(there))}"
+            shown = f"the {what} is {', '.join(sorted(here))}, compared with {', '.join(sorted(there))} in the baseline"
             yield undecided_check(name, f"another {what}", f"{shown}. {remedy}")
             return
     difference = _compare_vocabularies(new, old)
@@ -482,7 +504,7 @@ def _compare_vocabularies(new: RunContent, old: RunContent) -> str:
     if distance > _VOCABULARY_DISTANCE:
         return f"{_percent(distance)} of the token ids are distributed differently from the baseline"
     if high > _VOCABULARY_FACTOR * low:
-        return f"5% of the token ids are above {new.id_p95:,}, in the baseline above {old.id_p95:,}"
+        return f"5% of the token ids are above {new.id_p95:,}, compared with {old.id_p95:,} in the baseline"
     return ""
 
 

@@ -122,7 +122,7 @@ def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
         return whole
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
     if groups is None or label not in groups.labels:
-        problem = f"{place.name} is missing in the baseline"
+        problem = f"the baseline lacks {place.name}"
         raise DataError(problem, remedy=f"save a baseline with a rule that contains per={place.per}")
     return JudgedPlace(whole.run, place.per, groups, groups.labels.index(label))
 
@@ -133,11 +133,13 @@ BASELINE_MARGIN = 1.25
 """Factor on the p-values of comparisons. Without it, up to 6.2% of healthy pairs had p-values of at most 5%."""
 _NOISE_REASON = "beyond the limit, but within noise"
 _NOT_FINITE_REASON = "the value or its limit is not finite"
-_FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
+_FEW_TOKENS_REASON = (
+    "above the limit because of a few tokens. Their effect cannot be judged with this number of sequences"
+)
 _FAR_FACTOR = 3.0
 """A value above its limit times this factor never passes."""
-_DILUTED_REASON = "the baseline's prompts alone exceed the limit, and the dump's other prompts hide the rise"
-_DIFFERENT_TOKENS_REASON = "the dump does not contain the baseline's tokens: score the same prompts and responses again"
+_DILUTED_REASON = "the prompts of the baseline exceed the limit, but the other prompts of the dump hide this rise"
+_DIFFERENT_TOKENS_REASON = "the dump lacks the tokens of the baseline. Score the same prompts and responses again"
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 _BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
 _DILUTED_SHARE = 0.2
@@ -390,11 +392,12 @@ def _explain_missing_layers(cases: Sequence[_Case]) -> Iterator[str]:
         compared = case.accepted is not None and case.check.p is not None
         if compared and case.place and is_layered(case.target.table, lower=case.lower) and not case.check.parts:
             known = K3Layers.from_sample(case.place.sample)
-            lacking, remedy = ("the baseline", "save a new one") if known else ("the Result", "name its dump")
+            lacking, remedy = ("the baseline", "save a new baseline") if known else ("the Result", "pass its dump")
             yield (
-                f"{case.check.run}: K3 is judged as a plain mean, which detects only a large rise of most tokens: "
-                f"{lacking} does not contain layers of K3 (made by an earlier version, or more clusters than a Result "
-                f"keeps): {remedy}"
+                f"{case.check.run}: the gate only compares the mean of K3, so it can miss a rise of few tokens. "
+                f"{lacking[:1].upper()}{lacking[1:]} lacks K3 by part, because an earlier version made it or it "
+                "has too "
+                f"many clusters. To compare the parts, {remedy}"
             )
 
 
@@ -428,10 +431,10 @@ def _find_limits(case: _Case) -> tuple[float, float, float] | None:
     baseline = case.accepted.recorded(case.target.key, case.target.correction)
     check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
     if baseline.value is None:
-        check.reason = f"the baseline's value: {baseline.status}"
+        check.reason = f"the baseline lacks this value: {baseline.status}"
         return None
     if baseline.interval is None:
-        check.reason = "the baseline does not contain a 95% interval of this percentile: save a new baseline"
+        check.reason = "the baseline lacks a 95% interval of this percentile. Save a new baseline"
         return None
     sign = -1 if case.lower else 1
     ends = (baseline.value, *baseline.interval)
@@ -441,9 +444,9 @@ def _find_limits(case: _Case) -> tuple[float, float, float] | None:
 
 def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
     if check.sequences < rule.sequences:
-        return f"needs {rule.sequences:,} sequences, has {check.sequences:,}"
+        return f"the rule needs {rule.sequences:,} sequences, and the dump has {check.sequences:,}"
     if clusters is not None and clusters < MIN_CLUSTERS:
-        return f"needs {MIN_CLUSTERS} clusters on either side, has {clusters}"
+        return f"at least {MIN_CLUSTERS} clusters are needed in the dump and in the baseline, found {clusters}"
     return ""
 
 
@@ -452,9 +455,11 @@ def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
         return ""
     n, m, paired = len(exchange.new), len(exchange.old), exchange.common
     if paired:
-        return f"{paired} common clusters are too few: {min_clusters(level)} are needed"
+        return f"{paired} common clusters are too few, because {min_clusters(level)} are needed"
     return (
-        f"{n} clusters are too few for a baseline of {m}: {min_clusters(level, max(m, 2))} for {max(m, 2)} are needed"
+        f"{n} clusters in the dump and {m} in the baseline are too few. A baseline of {max(m, 2)} clusters "
+        "needs a dump of "
+        f"{min_clusters(level, max(m, 2))}"
     )
 
 

@@ -256,11 +256,11 @@ def required_sample_size(
     value = compute_influence(baseline if baseline is not None and paired else sample, metric)[0]
     clusters, status = None, "ok"
     if not (math.isfinite(value) and value > 0):
-        status = f"{metric.metric.key} is not positive"
+        status = f"{metric.metric.key} is not above 0"
     elif regression * value <= allowance.relative * value + allowance.absolute:
-        status = f"the rule allows a rise of {allowance}"
+        status = f"the rule already allows a rise of {allowance}"
     elif len(sample) < 2:
-        status = "a single cluster shows no noise"
+        status = "one cluster is not enough to estimate the noise"
     else:
         least = _find_smallest(lambda size: is_found(math.ceil(size)), _MAX_CLUSTERS)
         clusters = None if least is None else math.ceil(least)

@@ -27,8 +27,8 @@ LOWER_KINDS: tuple[BoundKind, ...] = ("min", "decrease")
 """Bounds that a value must not fall below."""
 COVERAGE_RULE = "coverage"
 """The rule name of checks that do not belong to a rule."""
-FIRST_BASELINE_REASON = "no baseline existed. This dump is the first one, and later dumps are compared with it"
-FIRST_BASELINE_HEADLINE = "baseline recorded: commit it, and later dumps are compared with it"
+FIRST_BASELINE_REASON = "no baseline existed. This dump is now the baseline for later dumps"
+FIRST_BASELINE_HEADLINE = "baseline recorded. Commit the file, so that later dumps are compared with it"
 STATISTIC_REASONS = {
     "bulk": "K3 of most tokens (the bulk) is beyond its limit",
     "shoulder": "K3 of many tokens (the shoulder) is beyond its limit",
@@ -247,12 +247,12 @@ def describe_basis(check: Check) -> str:
         if check.kind == "increase" and check.baseline:
             least += f" (+{format_number(check.detectable / check.baseline - 1, 'fraction')})"
         below = check.limit is not None and check.detectable < check.limit
-        other = ", by another statistic than K3 itself" if below else ""
+        other = " (with a statistic other than the mean of K3)" if below else ""
         parts.append(f"a rise to {least} would be found in at least 4 of 5 dumps{other}")
     return "; ".join(parts)
 
 
-_PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder", "tail": "tail (a few tokens)"}
+_PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder (many tokens)", "tail": "tail (a few tokens)"}
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
@@ -265,7 +265,11 @@ def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
     if not found:
         return ""
     risen = [part.name for part in check.parts if part.rose]
-    head = f"{', '.join(risen)} rose significantly" if risen else "no part rose significantly"
+    head = (
+        f"{' and '.join(filter(None, (', '.join(risen[:-1]), risen[-1])))} rose significantly"
+        if risen
+        else "no part rose significantly"
+    )
     return f"K3 by part: {', '.join(found)}; {head}"
 
 

@@ -138,7 +138,7 @@ def _ranking_table(advice: api.RunAdvice) -> doc.Table:
     columns = [
         doc.Column("correction", "name", "name"),
         doc.Column("error", lambda own: f"{own.mse / scale:.3f}", drop=0,
-                   description="squared error of one update's gradient, scaled by the best factor"),
+                   description="squared error of the gradient of one update, relative to no correction"),
         doc.Column("bias²", lambda own: f"{max(own.bias2, 0.0) / scale:.3f}", drop=4,
                    description="part of the error that remains with any amount of data"),
         doc.Column("variance", lambda own: f"{own.variance / scale:.3f}", drop=5,

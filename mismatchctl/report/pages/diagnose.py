@@ -156,8 +156,8 @@ def format_example(example: Example) -> str:
 
 
 def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
-    shares = f"the rollout's share of the squared log ratio is {_format_share(sides.rollout_share)}"
-    rows = [("found", sides.summary), ("split", f"{shares}, of K3 {_format_share(sides.rollout_share_k3)}")]
+    shares = f"share of the rollout: {_format_share(sides.rollout_share)} of the squared log ratio"
+    rows = [("found", sides.summary), ("split", f"{shares}, {_format_share(sides.rollout_share_k3)} of K3")]
     ratio = sides.reference_over_rollout
     if ratio.value is not None:
         error = "" if ratio.se is None else f" ± {ratio.se:.1g}"
@@ -182,7 +182,7 @@ def _format_share(share: SideShare) -> str:
 def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -> doc.Section:
     rows, apart, bad = [("first bad", _describe_first_difference(report))], report.first_apart, report.first_bad
     if apart is not None and (bad is None or (apart.layer, apart.step) != (bad.layer, bad.step)):
-        rows.append(("yet", f"{_format_tensor(apart)} {apart.why}, within the tool's tolerance"))
+        rows.append(("also", f"{_format_tensor(apart)} {apart.why}, but is within the tool's tolerance"))
     facts = doc.Facts(rows, reach=doc.EVERYWHERE)
     if len(report.growth) > 1:
         rows.append(("growth", f"layer {report.growth[0][0]} to {report.growth[-1][0]}"))
@@ -204,7 +204,7 @@ def _describe_first_difference(report: LayerReport) -> str:
         level = "equal" if report.before == 0 else f"different by at most {report.before:.2g}"
         words.append(f"all earlier tensors are {level}")
     if report.last_good is not None:
-        words.append(f"last good layer {report.last_good}")
+        words.append(f"the last good layer is {report.last_good}")
     return "; ".join(words)
 
 
