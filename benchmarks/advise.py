@@ -160,7 +160,10 @@ def _constant_choice(name: str) -> Callable[[Case, int], float | None]:
 
 def regret_table(title: str, found: Sequence[Case]) -> Iterator[str]:
     """Yield a table of regrets of the advice, and of each correction if it is always used."""
-    yield f"{title} ({len(found)} mismatches): median / 90th percentile / worst regret at a batch of"
+    yield (
+        f"{title} ({len(found)} mismatches): median, 90th percentile and worst regret, for updates of 64, 512 and "
+        '4,096 sequences. "Always" means that the same correction is used for every mismatch.'
+    )
     yield ""
     yield f"| correction | {' | '.join(f'{batch:,}' for batch in BATCHES)} |"
     yield "|---|---|---|---|"
@@ -179,7 +182,8 @@ def _criteria_table(groups: dict[str, list[Case]]) -> Iterator[str]:
     cells = (_format_regrets(found) for found in groups.values())
     yield f"| regret, batch of 512: median / 90th percentile / worst | {_join_numbers(GOALS)} | {' | '.join(cells)} |"
     cells = (_format_stability(found) for found in groups.values())
-    yield f"| share of the halves of a dump with the same advice | {STABILITY_GOAL:.0%} | {' | '.join(cells)} |"
+    title = "share of random splits of a dump whose halves get the same advice"
+    yield f"| {title} | {STABILITY_GOAL:.0%} | {' | '.join(cells)} |"
     for batch in BATCHES:
         cells = (", ".join(case.name for case in found if case.is_worse(batch)) or "0" for found in groups.values())
         yield f"| advice worse than no correction, batch of {batch:,} | 0 | {' | '.join(cells)} |"
@@ -207,9 +211,10 @@ def _format_stability(found: Sequence[Case]) -> str:
 
 def _estimate_table(groups: dict[str, list[Case]]) -> Iterator[str]:
     """Yield a table that compares estimated projections and variances with the true values."""
-    yield "The next table compares two parts of the estimated error with their true values:"
+    yield "The next table compares the estimated projection and variance with their true values. The last column"
+    yield "contains 80% of the cases:"
     yield ""
-    yield "| mismatches | part | estimated minus true, or estimated / true (median) | range of 80% of the cases |"
+    yield "| policies | part | estimated minus true, or estimated / true (median) | range of 80% of the cases |"
     yield "|---|---|---|---|"
     for group, found in groups.items():
         differences, ratios = [], []
@@ -241,8 +246,8 @@ def _bug_lines(folder: Path) -> Iterator[str]:
             alarms.append(f"{name} ({fix.cause}, {'FAIL' if is_uncorrectable(fix) else 'CHECK'})")
     others = len(labels) - bugs
     yield f"Of {len(labels)} dumps of a dense model and a mixture of experts, {bugs} have a planted bug."
-    yield f"The advice reports the bug first in {bugs - len(missed)} of these {bugs} dumps. {', '.join(missed)}".strip()
-    yield f"It reports a bug in {len(alarms)} of the {others} dumps without a bug. {', '.join(alarms)}".strip()
+    yield f"`advise` reports the bug first in {bugs - len(missed)} of these {bugs} dumps. {', '.join(missed)}".strip()
+    yield f"`advise` reports a bug in {len(alarms)} of the {others} dumps without a bug. {', '.join(alarms)}".strip()
 
 
 def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:
