@@ -112,7 +112,8 @@ class LogAnalysis:
     runs: tuple[LoggedRun, ...]
     names: int = 0
 
-    def to_data(self) -> dict[str, Any]:
+    def to_json(self) -> str:
+        """Return strict JSON, as `mismatchctl analyze --json` prints it for a log."""
         runs = {
             run.name: {
                 "steps": len(run.steps),
@@ -122,11 +123,7 @@ class LogAnalysis:
             }
             for run in self.runs
         }
-        return add_version({"log": self.path, "runs": runs})
-
-    def to_json(self) -> str:
-        """Return strict JSON, as `mismatchctl analyze --json` prints it for a log."""
-        return json_text(self.to_data())
+        return json_text(add_version({"log": self.path, "runs": runs}))
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,8 @@ def _explain_reference(reference: BiasReference) -> str:
 
 
 _DEFAULT = Correction(name="token_truncate_2", weight=Weight(truncate=2.0))
+_YOURS = "yours: "
+"""Prefix of the names of corrections that the user has now."""
 MAX_BATCHES = 64
 MAX_ADVISED = 5
 _MIN_CLUSTERS = 16
@@ -192,23 +194,18 @@ def rank_corrections(
     critical = required_standard_errors(len(sample))
     with np.errstate(all="ignore"):  # overflows cannot be ranked
         reference = choose_reference(sample)
-        usable, products, refused = measure_candidates(sample, reference, corrections, limits)
-        mine, of_mine, _ = measure_candidates(sample, reference, yours)
-        own = {f"yours: {name}": one for name, one in mine.items()}
-        unranked = {f"yours: {name}": one for name, one in of_mine.items()}
+        measured, products, refused = measure_candidates(sample, reference, corrections, limits, yours)
+        own = [name for name in measured if name.startswith(_YOURS)]
         scale = len(sample) / len(products["none"]) / update
-        measured = usable | own
         shrinking = {name for name, one in measured.items() if one.loss_scale < MIN_LOSS_SCALE}
-        choice = choose_correction(products, scale, critical, shrinking=shrinking, unranked=unranked)
+        choice = choose_correction(products, scale, critical, shrinking=shrinking, unranked=own)
     known["k_hat"] = reference.k_hat
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return RunAdvice.model_validate(known | {"notes": [_TOO_LARGE]})
     lacking = {each.name: why for each in (*corrections, *yours) if (why := _missing_column(each, sample))}
     # documents recommend token weights up to 2 by default
-    default = next(
-        (name for name, one in usable.items() if not one.correction.gates and one.correction.weight == _DEFAULT.weight),
-        None,
-    )
+    plain = (name for name, one in measured.items() if name not in own and not one.correction.gates)
+    default = next((name for name in plain if measured[name].correction.weight == _DEFAULT.weight), None)
 
     def describe(name: str) -> RankedCorrection:
         own, found, (gain, gain_se) = measured[name], choice.moments[name], choice.gain(name)
@@ -264,24 +261,28 @@ def _reason_not_rankable(sample: RunSample, update: int) -> str:
 
 
 def measure_candidates(
-    sample: RunSample, reference: BiasReference, corrections: Sequence[Correction], limits: Limits | None = None
+    sample: RunSample,
+    reference: BiasReference,
+    corrections: Sequence[Correction],
+    limits: Limits,
+    yours: Sequence[Correction] = (),
 ) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
     """Return the corrections within the limits, the inner products of their gradients, and reasons against others."""
-    if not corrections:
-        return {}, {}, {}
     surrogate = Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
     unbiased = GradientReference.of(surrogate.gradients(apply_to_sample(reference.correction, sample)))
-    usable, products, refused = dict[str, Candidate](), dict[str, GradientProducts](), dict[str, str]()
-    for each in corrections:
+    measured, products, refused = dict[str, Candidate](), dict[str, GradientProducts](), dict[str, str]()
+    named = [*((each.name, each) for each in corrections), *((f"{_YOURS}{each.name}", each) for each in yours)]
+    for name, each in named:
         if _missing_column(each, sample):
             continue
         own, applied = evaluate_candidate(each, sample)
-        if limits is not None and each.name != "none" and (why := limits.refuse(each, own.rejected_tokens, own.ess)):
-            refused[each.name] = why
+        is_limited = name != "none" and not name.startswith(_YOURS)
+        if is_limited and (why := limits.refuse(each, own.rejected_tokens, own.ess)):
+            refused[name] = why
             continue
-        usable[each.name] = own
-        products[each.name] = unbiased.inner_products(surrogate.gradients(applied))
-    return usable, products, refused
+        measured[name] = own
+        products[name] = unbiased.inner_products(surrogate.gradients(applied))
+    return measured, products, refused
 
 
 def _missing_column(correction: Correction, sample: RunSample) -> str:

@@ -563,17 +563,15 @@ def choose_correction(
     critical: float = SIGNIFICANT_STANDARD_ERRORS,
     *,
     shrinking: Collection[str] = (),
-    unranked: Mapping[str, GradientProducts] | None = None,
+    unranked: Collection[str] = (),
 ) -> CandidateRanking:
     """Rank candidates by the mean squared error of their gradient, after each gradient is scaled by the best factor.
 
     The factor gives each mean gradient the same component along the reference, so that a correction cannot reduce its
     error by shrinking the loss. Candidates in `shrinking` rank last. Corrections in `unranked` are only measured.
     """
-    found = {
-        name: own.scaled(1 / own.estimate_projection()).moments()
-        for name, own in {**products, **(unranked or {})}.items()
-    }
+    found = {name: own.scaled(1 / own.estimate_projection()).moments() for name, own in products.items()}
+    ranked = [name for name in products if name not in unranked]
     mse = {name: max(own.bias2, 0.0) + own.variance * scale for name, own in found.items()}
     gains = {name: paired_difference(found["none"].errors, own.errors) for name, own in found.items()}
     least = _MIN_GAIN * float(found["none"].errors.mean())
@@ -584,10 +582,10 @@ def choose_correction(
     )
 
     def rank(name: str) -> tuple[bool, bool, float]:
-        stays = name == "none" and better.isdisjoint(products)
+        stays = name == "none" and better.isdisjoint(ranked)
         return name in shrinking, not stays, mse[name] + _CAUTION_FACTOR * critical * gains[name][1] * scale
 
-    return CandidateRanking(tuple(sorted(products, key=rank)), better, mse, found, scale, critical)
+    return CandidateRanking(tuple(sorted(ranked, key=rank)), better, mse, found, scale, critical)
 
 
 def required_standard_errors(sequences: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.core.batch import Ints
-from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError, kind_of, option, suggestion, wording
 from mismatchctl.measure.grid.thresholds import CorrectionGrid
@@ -279,34 +279,23 @@ def _parse_value(text: str, where: str) -> AxisValue:
     return value
 
 
-def _default_study(correction: Correction, path: str, low: float, high: float, usual: float) -> Study:
+def _default_study(
+    name: str, about: str, rule: Mapping[str, Any], path: str, ends: tuple[float, float], usual: float
+) -> Study:
     """Return a study over a range of thresholds that includes the frameworks' usual threshold."""
-    axis = ThresholdAxis.over(path, low, high, 40, log=True)
-    return Study(
-        correction,
-        (replace(axis, values=tuple(sorted({*(value for value in axis.values if isinstance(value, float)), usual}))),),
-    )
+    axis = ThresholdAxis.over(path, *ends, 40, log=True)
+    values = sorted({*(value for value in axis.values if isinstance(value, float)), usual})
+    return Study(parse_correction({"name": name, "about": about, **rule}), (replace(axis, values=tuple(values)),))
 
 
+_SEQUENCE, _GEOMETRIC = {"level": "sequence", "keep": (0.5, 2.0)}, {"level": "geometric", "keep": (1 / 1.001, 1.001)}
+_VETO = {"level": "min", "keep": (1e-4, None), "clamp": "none"}
 DEFAULT_STUDIES = (
-    _default_study(
-        Correction(name="token_truncate", weight=Weight(truncate=2.0), about="token weights truncated above"),
-        "weight.truncate", 1.05, 10.0, 2.0,
-    ),
-    _default_study(
-        Correction(name="seq_reject", gates=(Gate(level="sequence", keep=(0.5, 2.0)),), about="product of ratios"),
-        "gates.0.keep", 1.05, 100.0, 2.0,
-    ),
-    _default_study(
-        Correction(
-            name="geo", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),), about="mean log ratio"
-        ),
-        "gates.0.keep", 1.0001, 1.1, 1.001,
-    ),
-    _default_study(
-        Correction(name="veto", gates=(Gate(level="min", keep=(1e-4, None), clamp="none"),), about="any token below"),
-        "gates.0.keep.0", 1e-7, 0.1, 1e-4,
-    ),
+    _default_study("token_truncate", "token weights truncated above", {"weight": {"truncate": 2.0}},
+                   "weight.truncate", (1.05, 10.0), 2.0),
+    _default_study("seq_reject", "product of ratios", {"gates": [_SEQUENCE]}, "gates.0.keep", (1.05, 100.0), 2.0),
+    _default_study("geo", "mean log ratio", {"gates": [_GEOMETRIC]}, "gates.0.keep", (1.0001, 1.1), 1.001),
+    _default_study("veto", "any token below", {"gates": [_VETO]}, "gates.0.keep.0", (1e-7, 0.1), 1e-4),
 )  # fmt: skip
 """Default studies: each kind of correction over the range used in papers, framework documentation and presets
 (truncation at 1.5 to 10, sequence rejection from 1.5 to tens, geometric from 2e-4 to 1e-2 off 1, veto 1e-6 to 1e-2),
