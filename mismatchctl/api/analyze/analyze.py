@@ -66,7 +66,6 @@ from mismatchctl.measure.sums import (
     ColumnSubject,
     LabelValue,
     PairSums,
-    TableAxis,
     WorstRows,
     merge_parts,
     step_hash,
@@ -86,15 +85,15 @@ CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
 class ClusterTables:
     """Cluster tables of a run, with the columns of the mismatch, or with all columns if `every_cluster` is set."""
 
-    def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
+    def __init__(self, accumulator: Accumulator, dump: Dump, run: str) -> None:
         files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
         has = {name for file in files for name in (*file.columns, *file.partition)}
-        self._plan = plan
+        self._plan = accumulator.plan
         self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
         self._columns = {
             self._title(of, name): place
-            for place, (of, name) in enumerate(axis.names)
-            if plan.every_cluster or (of == MISMATCH_NAME and name != "clusters")
+            for place, (of, name) in enumerate(accumulator.evaluator.columns.names)
+            if self._plan.every_cluster or (of == MISMATCH_NAME and name != "clusters")
         }
 
     def _title(self, of: ColumnSubject, name: str) -> str:
@@ -183,10 +182,10 @@ CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
 """Number of token ids that are stored before a worst token, and for a worst sequence."""
 
 
-def build_result(reading: DumpReading, plan: MeasurePlan, accumulator: Accumulator) -> model.Result:
+def build_result(reading: DumpReading, accumulator: Accumulator) -> model.Result:
     """Build the Result of a finished pass."""
-    dump = reading.dump
-    runs = {name: _build_run(name, plan, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
+    dump, plan = reading.dump, accumulator.plan
+    runs = {name: _build_run(name, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     provenance = model.Provenance(
         inputs=describe_input_files(reading),
         left_out=summarize_left_out(reading.problems),
@@ -212,19 +211,19 @@ def describe_input_files(reading: DumpReading) -> list[model.InputFile]:
     ]  # fmt: skip
 
 
-def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dump) -> model.RunResult:
+def _build_run(name: str, accumulator: Accumulator, dump: Dump) -> model.RunResult:
     totals = accumulator.runs[name]
     whole = accumulator.evaluator.evaluate([totals.overall])
-    names = [correction.name for correction in plan.corrections]
+    names = [correction.name for correction in accumulator.plan.corrections]
     metrics, *corrections = (
         {key: _overall_value(found) for key, found in each.items()} for each in (whole.metrics, *whole.corrections)
     )
     overall = model.OverallMetrics(metrics=metrics, corrections=dict(zip(names, corrections, strict=True)))
-    tables = ClusterTables(plan, dump, name, accumulator.evaluator.columns)
+    tables = ClusterTables(accumulator, dump, name)
     steps = _build_groups(totals.steps, EstimateRow.concatenate(totals.groups), names)
     return model.RunResult(
         overall=overall,
-        fresh_batches=_predict_fresh_batches(totals, steps, plan, accumulator),
+        fresh_batches=_predict_fresh_batches(totals, steps, accumulator),
         groups=steps,
         by=_build_breakdowns(totals, accumulator, tables),
         distribution=_build_distribution(totals.overall.pairs[MISMATCH_NAME]),
@@ -239,7 +238,7 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
 
 
 def _predict_fresh_batches(
-    totals: RunTotals, steps: model.Groups, plan: MeasurePlan, accumulator: Accumulator
+    totals: RunTotals, steps: model.Groups, accumulator: Accumulator
 ) -> dict[str, model.FreshBatch]:
     """Predict the rejection of each correction in a new batch with the number of sequences of a step."""
     table, axis = totals.overall.table, accumulator.evaluator.columns
@@ -247,7 +246,7 @@ def _predict_fresh_batches(
     sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
     rows, found = np.flatnonzero(tokens > 0), {}
     where = np.unique(table.scopes[rows], return_inverse=True)[1]
-    for place, correction in enumerate(plan.corrections):
+    for place, correction in enumerate(accumulator.plan.corrections):
         rejected = tokens[rows] - table.sums[rows, axis.position(place, "kept")]
         found[correction.name] = predict_fresh_batch(
             np.stack([rejected, tokens[rows]], axis=1), table.clusters[rows], where, sequences, steps.labels,
@@ -598,11 +597,12 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
             parse_loss(loss)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if len(losses) < 2:
-        return [one.model_copy(update={"loss": loss}) for one in corrections for loss in losses] or corrections
+    several = len(losses) > 1
     return [
-        one.model_copy(update={"name": f"{one.name} [{loss}]", "loss": loss}) for one in corrections for loss in losses
-    ]
+        one.model_copy(update={"name": f"{one.name} [{loss}]" if several else one.name, "loss": loss})
+        for one in corrections
+        for loss in losses
+    ] or corrections
 
 
 def _choose_kernel(tokens: int, device: Device, engine: Engine) -> Kernel:
@@ -689,7 +689,7 @@ def analyze(
         reading.require_tokens()
         for groups, _ in kept:
             groups.finish()
-        result = build_result(reading, plan, accumulator)
+        result = build_result(reading, accumulator)
         for name, run in result.runs.items():
             growth = partial(fit_run_growth, run)
             files = dump.paths
