@@ -65,20 +65,21 @@ def read_samples(paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) ->
     """Read a sample of prompts of each run."""
     reading = DumpReading.open(paths, (), (), extra=("micro_batch",), watched=(TOKEN_IDS_COLUMN,), **options)
     found: dict[str, PromptSample] = {}
-    for parts, _ in reading.parts(_list_run_batches):
-        for name, batch in parts:
-            found.setdefault(name, PromptSample()).add(batch)
+    for samples, _ in reading.parts(_sample_runs):
+        for name, sample in samples:
+            found.setdefault(name, PromptSample()).merge(sample)
     reading.require_tokens()
     return {run: _build_sample(found.pop(run)) for run in [*found]}
 
 
-def _list_run_batches(batches: UnitBatches, run: str) -> list[tuple[str, TokenBatch]]:
+def _sample_runs(batches: UnitBatches, run: str) -> list[tuple[str, PromptSample]]:
     seen: list[Rows] = []
-    found: list[tuple[str, TokenBatch]] = []
+    found: dict[str, PromptSample] = {}
     for batch in batches.read(seen.append):
-        found += split_runs(_add_ids_and_hashes(batch, seen.pop()), run)
+        for name, part in split_runs(_add_ids_and_hashes(batch, seen.pop()), run):
+            found.setdefault(name, PromptSample()).add(part)
         seen.clear()
-    return found
+    return list(found.items())
 
 
 def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
@@ -104,6 +105,15 @@ class PromptSample:
         self.seen += len(batch)
         self.parts.append(batch if self._cut is None else self._below(batch, self._cut))
         self.shrink(slack=2)
+
+    def merge(self, other: PromptSample) -> None:
+        """Add another sample. A prompt that one of the samples left out stays out."""
+        self.seen += other.seen - sum(map(len, other.parts))
+        if other._cut is not None and (self._cut is None or other._cut < self._cut):
+            self._cut = other._cut
+            self.parts = [self._below(part, other._cut) for part in self.parts]
+        for batch in other.parts:
+            self.add(batch)
 
     def shrink(self, slack: int = 1) -> None:
         """Keep the smallest hashes if the sample is larger than `slack` times the cap."""
