@@ -51,7 +51,7 @@ def lint(
         traps += _check_sampling(chosen, native)
         if len(all_written) > 1:
             traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]
-        found += _measure_findings(chosen, native, traps, dumps, rename or {}) if dumps else traps
+        found += [*traps, *(_measure_findings(chosen, native, dumps, rename or {}) if dumps else ())]
     return all_written[0].framework, sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
@@ -84,20 +84,16 @@ def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:
 
 
 def _measure_findings(
-    framework: Framework,
-    native: Mapping[str, Any],
-    found: Sequence[LintMessage],
-    dumps: Sequence[DumpSource],
-    rename: Mapping[str, str],
-) -> list[LintMessage]:
-    """Add findings about the effect of the correction on the dumps."""
+    framework: Framework, native: Mapping[str, Any], dumps: Sequence[DumpSource], rename: Mapping[str, str]
+) -> Iterator[LintMessage]:
+    """Yield findings about the effect of the correction on the dumps."""
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.results.summary import changes_loss_scale
 
     try:
         correction = Correction.model_validate(framework.correction(native).model_dump())
     except (ConfigError, ValueError):  # invalid configurations are reported without dumps
-        return list(found)
+        return
     places = framework.gate_places(native, correction)
     now = correction.model_copy(update={"name": "as it is"})
     alone = [
@@ -106,24 +102,19 @@ def _measure_findings(
     ]
     together = Correction(name="all gates", gates=correction.gates)
     tried = [now, *(gate for _, gate in alone), together]
-    runs = analyze(dumps, tried, rename=rename, findings=False).runs
-    findings = list(found)
-    for run, measured in runs.items():
-        rejections = [
-            finding
-            for place, gate in alone
-            if (finding := _rejection_finding(measured, gate, f"{run}: {gate_label(gate.gates[0])}", place))
-        ]
-        whole = _rejection_finding(measured, together, f"{run}: all gates together", ", ".join(dict.fromkeys(places)))
+    for run, measured in analyze(dumps, tried, rename=rename, findings=False).runs.items():
         if changes_loss_scale(measured, now.name):
             scale = measured.overall.corrections[now.name]["loss_scale"].value
             consequence = f"{run}: the correction multiplies the loss by {scale:.3g}, which changes the learning rate"
             fix = "use a rule whose weights average to 1, for example token weights, or normalize the weights"
-            findings.append(
-                LintMessage("warning", "", consequence, fix, "sum of the weights / tokens in the denominator")
-            )
-        findings += rejections or ([] if whole is None else [whole])
-    return findings
+            yield LintMessage("warning", "", consequence, fix, "sum of the weights / tokens in the denominator")
+        found = [
+            _rejection_finding(measured, gate, f"{run}: {gate_label(gate.gates[0])}", place) for place, gate in alone
+        ]
+        if not any(found):
+            whole = ", ".join(dict.fromkeys(places))
+            found = [_rejection_finding(measured, together, f"{run}: all gates together", whole)]
+        yield from filter(None, found)
 
 
 def _rejection_finding(run: RunResult, correction: Correction, what: str, place: str) -> LintMessage | None:
