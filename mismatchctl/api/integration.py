@@ -31,7 +31,7 @@ _PATCHED = re.compile(rf"^[ ]*{BEGIN}\n.*?^[ ]*{END}\n", re.MULTILINE | re.DOTAL
 
 @dataclass(frozen=True)
 class Edit:
-    """A piece of code to insert, and the line where it belongs."""
+    """A piece of code to insert before or after a line of a file."""
 
     file: str
     title: str
