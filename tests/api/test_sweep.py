@@ -287,7 +287,7 @@ def test_unreachable_targets_are_reported() -> None:
         (["-c", "geo_rs", "--vary", "gates.7.keep=1.1,1.2"], "gates has no entry 7"),
         (["-c", "geo_rs", "--vary", "weight.truncate=1,2"], "the correction has no weight rule"),
         (["-c", "geo_rs", "--vary", "gates.0.level=token,sum"], "level 'sum' does not fit"),
-        (["--target-rejection", "words=0.1"], "tokens=0.05 or sequences=0.05"),
+        (["--target-rejection", "words=0.1"], "tokens=5% or sequences=5%"),
         (["--target-rejection", "7"], "between 0 and 1"),
         (["-o", "sweep.xlsx"], ".parquet, .csv, .json"),
     ],
