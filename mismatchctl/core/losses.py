@@ -137,10 +137,7 @@ def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
 
 
 def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
-    """Estimate the KL per token from x = policy minus reference log-prob [T]: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x.
-
-    The result keeps the dtype of `log_ratio`. Like in the frameworks, no series is used near zero.
-    """
+    """Estimate the KL per token from x [T] like the frameworks: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x, same dtype."""
     if kind == "k1":
         return log_ratio
     if kind == "k2":

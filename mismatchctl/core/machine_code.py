@@ -70,7 +70,8 @@ class CompiledLoop:
         try:
             loop = f"{self._module.rpartition('.')[2]}.{self._name}"
             told = _compiler_environment(), loop.encode(), repr(kinds).encode()
-            made_for = _digest(*told, *map(Path.read_bytes, self._sources()))
+            constants = (path for pattern in _CONSTANTS for path in _FOLDER.parent.glob(pattern))
+            made_for = _digest(*told, *map(Path.read_bytes, sorted({_source_path(self._module), *constants})))
             file = f"{loop}-{made_for.hex()[:16]}.o"  # machines and installations may share a folder
             places = [folder / file for folder in _cache_folders()]
             code = next(filter(None, (_read_code(place, made_for) for place in places)), None)
@@ -84,11 +85,6 @@ class CompiledLoop:
 
     def _loop(self) -> Any:
         return vars(import_module(self._module))[self._name]
-
-    def _sources(self) -> list[Path]:
-        """Return the file of the loop and the files that define its constants."""
-        constants = (path for pattern in _CONSTANTS for path in _FOLDER.parent.glob(pattern))
-        return sorted({_source_path(self._module), *constants})
 
 
 def _source_path(module: str) -> Path:

@@ -436,10 +436,7 @@ def correction_columns(
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
     all_tokens: bool = False,  # True to evaluate every token, as losses do
 ) -> tuple[Columns, Columns]:
-    """Return the sum columns and maximum columns of a correction per sequence, before normalization.
-
-    Tokens are only evaluated in sequences with a token outside a bound. Other sequences use sums that are known.
-    """
+    """Return the sums and maxima of a correction per sequence. Tokens inside all bounds are not evaluated."""
     near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)
     reached, few = np.flatnonzero(near), not near.all()
     found = _evaluate_columns(correction, ratios, k3, batch, plain, losses, all_inside=few)

@@ -245,12 +245,7 @@ class PromptCounter:
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add the clusters of another step [R].
-
-        Return the change of the number of prompts [R] and of empty prompts [R, ...].
-
-        Clusters with a token are `counted`. If a correction rejects all tokens of a cluster, it is `emptied` [R, ...].
-        """
+        """Return the changes of the numbers of prompts [R] and of emptied prompts [R, ...] by clusters of a step."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))

@@ -13,7 +13,7 @@ import pytest
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.frameworks.registry import find_preset
-from mismatchctl.measure.kernels import choose_kernel
+from mismatchctl.measure.kernels.kernel import choose_kernel
 from mismatchctl.measure.metrics.registry import KL_METRICS
 from tests.cli.command import run
 
@@ -209,7 +209,9 @@ def test_a_device_gives_equal_kl_and_routing(tmp_path: Path, monkeypatch: pytest
     other = routed(tmp_path / "b.parquet")[0]
     found = []
     for kernel in (choose_kernel(1, "cpu"), DeviceKernel(("cpu",))):
-        monkeypatch.setattr("mismatchctl.measure.kernels.choose_kernel", lambda tokens, device, kernel=kernel: kernel)
+        monkeypatch.setattr(
+            "mismatchctl.api.analyze.analyze.choose_kernel", lambda tokens, device, kernel=kernel: kernel
+        )
         runs = analyze([path, other], [find_preset("token_tis")], findings=False).runs
         found.append({(name, key): own.value for name, run in runs.items() for key, own in run.overall.metrics.items()})
     assert found[0].keys() == found[1].keys()

@@ -37,11 +37,7 @@ BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 
 
 class ForeignRun:
-    """Files that are read as one run.
-
-    `missing` tokens lack a log-prob and are masked. `copies` is the number of sequences that are in another file with
-    the same values.
-    """
+    """Files that are read as one run. `missing` tokens lack a log-prob, `copies` are sequences of two files."""
 
     def __init__(self, place: str, join: BatchJoin | None = None, joined_columns: Collection[str] = ()) -> None:
         self.missing = self.copies = self._sequences = 0

@@ -256,11 +256,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Return the variants that differ for values in the given bins. A block usually has values in few bins.
-
-        The other results are the number of each variant among the returned variants (null: all variants are returned),
-        and the number of each bin.
-        """
+        """Return the variants that differ in the given bins, the number of each variant among them, and of each bin."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)

@@ -87,10 +87,7 @@ def _largest_magnitude(policy: Any, reference: Any) -> Any:
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Compute the terms [T] of Ratios from the log-probs of policy and reference [T].
-
-    Probabilities are only computed if there are buffers for them. Without probabilities, the loop takes half the time.
-    """
+    """Compute the terms [T] of Ratios from two log-probs [T], and probabilities if there are buffers for them."""
     if not len(reference_prob):
         for j in range(len(policy)):
             x = float64(policy[j]) - float64(reference[j])
@@ -136,10 +133,7 @@ def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
 ) -> tuple[float, float]:  # fmt: skip
-    """Add up TOKEN_SUMS and TOKEN_MAXIMA of some tokens, without sums over neighbors, and return the extremes of x.
-
-    Two loops are used, because the sums of one loop would not fit into 16 registers.
-    """
+    """Add up TOKEN_SUMS and TOKEN_MAXIMA without neighbors, in two loops that fit 16 registers. Return extremes."""
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     lowest = highest = x[0]
     for j in range(len(x)):

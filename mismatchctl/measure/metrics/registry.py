@@ -357,12 +357,7 @@ ROUTING_NAMES = (
 
 
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens with known experts, and sum their K3.
-
-    For each possible number of experts per layer, tokens with different experts on the two sides are counted.
-
-    A token is rerouted if the sets of experts differ in a layer.
-    """
+    """Count tokens whose sets of experts differ in a layer, and sum K3, for each possible number of experts."""
     rollout, train = (block.extra_columns.get(f"{side}_experts") for side in ("rollout", "train"))
     lost = rollout is None or train is None or rollout.shape != train.shape
     if rollout is None or train is None or lost:
