@@ -92,7 +92,6 @@ PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
 CAP_EXPONENTS = tuple(range(-18, 2))
 """Exponents of the caps: powers of two of the log ratio."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
-"""Caps on the K3 of a token [caps]."""
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1
 """Exponent bits of the lowest cap as a float64. The exponent bits increase by two per cap."""

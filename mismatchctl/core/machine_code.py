@@ -33,7 +33,6 @@ _FOLDER = Path(__file__).parent
 _CONSTANTS = ("core/*.py", "measure/*.py", "measure/kernels/*.py")
 """Files of the package that define constants of the loops."""
 _MOST_CODE_BYTES = 1 << 26
-"""Maximum size of a machine code file."""
 _compile_lock = threading.Lock()
 _TypeKey = tuple[Any, ...]
 _loaded_engines: list[Any] = []

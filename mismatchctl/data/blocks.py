@@ -416,7 +416,6 @@ TOKEN_IDS_COLUMN = "token_ids"
 BATCH_TOKENS = 1 << 21
 """Approximate tokens per batch. Larger row groups are decoded in several pieces."""
 _COMPARED_ROWS = 64
-"""Maximum number of rows whose list ends are compared."""
 BATCH_ROWS = 1 << 16
 """Maximum number of sequences per batch. Each sequence takes about 500 bytes, even without tokens."""
 

@@ -55,7 +55,6 @@ STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advant
 
 _SHOWN_COLUMNS = 12
 _PARALLEL_REQUESTS = 16
-"""Number of requests to an object store that are in flight at the same time."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +324,6 @@ def read_pieces(
 ALWAYS_READ_COLUMNS = (
     "response_mask", "run", "step", "sequence_id", "prompt_id", "reward", "micro_batch", "rollout_ids",
 )  # fmt: skip
-"""Optional columns that are read if a file has them."""
 
 
 @dataclass

@@ -150,7 +150,6 @@ _SHARDS_AHEAD = 3
 """Shards in flight per processor of the cluster, including finished shards that wait for their turn."""
 
 _CONNECT_SECONDS = 10.0
-"""Maximum number of seconds to wait for a connection to the cluster."""
 
 
 @dataclass(frozen=True)

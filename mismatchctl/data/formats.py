@@ -289,7 +289,6 @@ def find_changes(array: pa.Array) -> Bools:
 
 IntegerRange = tuple[int, int]
 _SAMPLE_ROWS = 256
-"""Rows per read when searching for a value."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +347,6 @@ class FileContents(ABC):
 
 
 MOST_SEQUENCE_TOKENS = 1 << 21
-"""Maximum number of tokens of a sequence that is read."""
 ARROW_MAGIC = b"ARROW1"
 _FIRST_READ = 4096
 _STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", bytes(4))

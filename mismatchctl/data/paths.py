@@ -29,14 +29,12 @@ _STEP_WORDS = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "u
 _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "chunk", "train"})
 """Words before the number in the names of files that together are one run."""
 _RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
-"""Words before a number in names of runs."""
 _MANY = 8
 """At least this many files whose names differ in one number are one run, unless the word before it names runs."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 
 DumpSource = str | MemoryTable
-"""A path or a table in memory."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,6 @@ _LOG_PROB_LISTS = re.compile(
     rb"log_?probs?\"?\s*:\s*\[|log_?probs?[,\r\n]|PK\x03\x04.*log_?prob", re.IGNORECASE | re.DOTALL
 )
 _PACKED_NAME = re.compile(rb"\.(parquet|pq|arrow|feather|ipc|jsonl|ndjson)", re.IGNORECASE)
-"""Name of a dump in a zip archive."""
 _MOST_LISTED = 20_000
 """Maximum number of files in a folder whose names are checked, so that a large tree costs little."""
 

@@ -52,7 +52,6 @@ BadDataPolicy = Literal["error", "skip", "mask"]
 _TOKEN_FIELDS = frozenset({*REQUIRED_COLUMNS, MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN})
 """Per-token columns that are fields of a TokenBatch, and the mask."""
 _MAX_RECOUNTED_TOKENS = 1 << 26
-"""Maximum tokens of a file that are read again to count the rows with a fault."""
 
 
 def open_dump(

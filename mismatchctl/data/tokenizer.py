@@ -15,7 +15,6 @@ from mismatchctl.io.files import read_regular_file
 from mismatchctl.io.yaml import decode_utf8, parse_json
 
 MOST_TOKENIZER_BYTES = 200 << 20
-"""Maximum size of a tokenizer.json."""
 _BYTE_IDS = 256
 _BYTE_LEVEL_IDS = 257
 

@@ -29,9 +29,7 @@ LOSS_NAMES = (
     "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
     "loss_sequences", "loss_tokens",
 )  # fmt: skip
-"""Names of columns of the loss with a correction."""
 PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
-"""Names of columns of the uncorrected loss."""
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
@@ -325,7 +323,6 @@ PAIR_COLUMNS: tuple[SumColumn[PairFacts], ...] = (
     SumColumn("log_ppl_diff", lambda s: np.where(s.length > 0, s.mean, -np.inf), merge="largest"),
     SumColumn("-log_ppl_diff", lambda s: np.where(s.length > 0, -s.mean, -np.inf), merge="largest"),
 )
-"""Columns of each pair of policies."""
 
 
 def _token_names(merge: str) -> tuple[str, ...]:

@@ -58,7 +58,6 @@ from mismatchctl.measure.sums import (
 )
 
 MOST_VALUES = 1024
-"""Maximum number of values of a `--by` column."""
 CellKey = tuple[LabelValue, tuple[LabelValue, ...]]
 """(step, one value per `--by` column)."""
 

@@ -263,7 +263,6 @@ class PromptCounter:
 
 
 LabelValue = str | int | float | bool | None
-"""Label of a group."""
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:

@@ -33,7 +33,6 @@ Batches = Iterator[pa.RecordBatch]
 
 
 BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
-"""Adds columns to a batch of a file."""
 
 
 class ForeignRun:

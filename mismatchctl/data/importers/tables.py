@@ -34,7 +34,6 @@ from mismatchctl.io.stores import escape_unprintable, first_error_line, walk_fil
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MOST_BYTES = 1 << 34
-"""Largest size of a file that is read as one table."""
 _EXPANSION, _SMALL = 64, 1 << 28
 """A compressed archive may declare this many times its own size, and this many bytes in any case."""
 _FIRST = 1 << 22
@@ -47,7 +46,6 @@ _PROMPTS = ("prompt_token_ids", "prompt_ids", "prompt")
 """Columns that distinguish prompts if there are no ids: token ids or text."""
 
 _SHOWN = 12
-"""Maximum number of columns that a message lists."""
 
 JSON_LINES = (".jsonl", ".ndjson")
 

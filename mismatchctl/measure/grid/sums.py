@@ -395,7 +395,6 @@ def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
 
 
 FamilyCells = dict[tuple[str, CellKey], list[FamilySums]]
-"""Sums of each family, by run and cell."""
 
 
 def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list[FamilySums]:

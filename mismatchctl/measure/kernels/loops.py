@@ -248,7 +248,6 @@ def _octave_bin(value: float, kind: _BinParameters) -> int:
 
 
 _SURPRISAL_SUMS = BREAKDOWN_SUMS + 2
-"""Sums of each bin of the surprisal."""
 
 
 @compile_loop
@@ -263,7 +262,6 @@ _SURPRISAL_BINS_ABOVE = tuple(
 """Number of surprisal bins above each probability bin except the last. The lowest surprisal bin has certain tokens."""
 _CAP_COUNT = len(K3_CAPS)
 _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
-"""Values per cluster in the table of layers."""
 
 
 @compile_loop

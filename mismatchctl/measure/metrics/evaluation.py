@@ -389,9 +389,7 @@ OTHER_PAIR_METRICS = frozenset(metric.key for pair in PAIRS[1:] for metric in pa
 METRICS_WITH_GROUP_ERRORS = frozenset(
     ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 )
-"""Metrics of corrections with standard errors per group."""
 OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k3", "ratio_mean"))
-"""Metrics of other pairs with standard errors per group."""
 
 
 NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
@@ -400,7 +398,6 @@ NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
 
 CellT = TypeVar("CellT")
 GroupCells = dict[tuple[LabelValue, ...], CellT]
-"""The cells of a group, by the values of the `--by` columns."""
 
 
 class GroupMerger(ABC, Generic[CellT]):

@@ -32,7 +32,6 @@ from mismatchctl.measure.metrics.metric import (
 )
 
 WORST_TOKENS = 0.001
-"""Share of tokens that count as the worst tokens."""
 _ROUNDING = 1e-13  # a smaller variance, relative to the mean square, is rounding
 
 
@@ -131,7 +130,6 @@ BASE_METRICS = read_metrics("counts", {"prompts": lambda t: np.where(t["clusters
 computed from the estimate of `ratio_mean` instead of sums.
 """
 MISMATCH_METRICS: tuple[Metric, ...] = (*BASE_METRICS, *PAIR_METRICS, RATIO_Z)
-"""Every metric of the mismatch, in the order of tables."""
 
 _SMALLEST_WEIGHT = 1e-13  # a smaller mean weight, computed as 1 + (w - 1), has fewer than three correct digits
 _NO_BIAS = 1e-15  # relative to the raw mean or 1: a smaller difference is rounding
