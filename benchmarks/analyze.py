@@ -110,7 +110,7 @@ def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int, 
     from mismatchctl.api.scan import OPTIONAL_COLUMNS, UnitBatches
     from mismatchctl.data.reader import open_dump
     from mismatchctl.io.process import ordered_map
-    from mismatchctl.measure.kernels.kernel import choose_kernel
+    from mismatchctl.measure.kernels import choose_kernel
     from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 
     dump = open_dump([str(folder)], wanted=OPTIONAL_COLUMNS)

@@ -26,7 +26,8 @@ from mismatchctl.data.engines import default_threads
 from mismatchctl.io import __version__
 from mismatchctl.io.process import container_bytes, system_bytes
 from mismatchctl.measure.columns import TOKEN_SUMS
-from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces, find_devices
+from mismatchctl.measure.kernels import find_devices
+from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
 from mismatchctl.results.model import FORMAT
 
 PACKAGE_NAME = "mismatchctl"

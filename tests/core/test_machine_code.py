@@ -18,8 +18,9 @@ from mismatchctl.core import compiler, machine_code
 from mismatchctl.core.machine_code import CompiledLoop
 from mismatchctl.io import process
 from mismatchctl.io.files import read_regular_file
+from mismatchctl.measure.kernels import MIN_COMPILED_TOKENS, choose_kernel
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
-from mismatchctl.measure.kernels.kernel import MIN_COMPILED_TOKENS, NUMPY_KERNEL, choose_kernel
+from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL
 
 REDUCED = """
 import hashlib, sys

@@ -8,8 +8,9 @@ import pytest
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import new_layer_table
+from mismatchctl.measure.kernels import MIN_COMPILED_TOKENS, choose_kernel
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
-from mismatchctl.measure.kernels.kernel import MIN_COMPILED_TOKENS, PairTables, RunTables, SequencePlaces, choose_kernel
+from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
 from tests.paths import SAMPLE_DATA
 
 SAMPLE = SAMPLE_DATA / "dense"
@@ -40,7 +41,7 @@ def poison_what_is_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_uninitialized_memory_does_not_change_results(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     if compiled:  # compiled loops, the page reader and scans
-        monkeypatch.setattr("mismatchctl.measure.kernels.kernel.MIN_COMPILED_TOKENS", 0)
+        monkeypatch.setattr("mismatchctl.measure.kernels.MIN_COMPILED_TOKENS", 0)
         assert choose_kernel(1) is COMPILED_KERNEL
     else:
         assert choose_kernel(MIN_COMPILED_TOKENS - 1) is not COMPILED_KERNEL

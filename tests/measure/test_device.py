@@ -18,8 +18,9 @@ from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.measure.kernels import MIN_DEVICE_TOKENS, choose_kernel
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
-from mismatchctl.measure.kernels.kernel import MIN_DEVICE_TOKENS, NUMPY_KERNEL, choose_kernel
+from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from tests.cli import command
 from tests.factories.batches import made_batch

@@ -13,7 +13,7 @@ import pytest
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.frameworks.registry import find_preset
-from mismatchctl.measure.kernels.kernel import choose_kernel
+from mismatchctl.measure.kernels import choose_kernel
 from mismatchctl.measure.metrics.registry import KL_METRICS
 from tests.cli.command import run
 

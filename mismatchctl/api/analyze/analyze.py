@@ -48,7 +48,8 @@ from mismatchctl.io.files import (
 )
 from mismatchctl.io.stores import escape_unprintable
 from mismatchctl.measure.columns import MISMATCH_NAME, correction_columns
-from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS, Device, Kernel, choose_kernel
+from mismatchctl.measure.kernels import Device, choose_kernel
+from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS, Kernel
 from mismatchctl.measure.metrics.evaluation import (
     OTHER_PAIR_METRICS,
     REPEATED_METRICS,

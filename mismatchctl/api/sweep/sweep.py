@@ -41,7 +41,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.measure.grid import sums as grid_sums
 from mismatchctl.measure.grid.sums import ClosedFamily, FamilyCells, FamilyRunSums, FamilySums
 from mismatchctl.measure.grid.thresholds import CorrectionFamily, group_families
-from mismatchctl.measure.kernels.kernel import choose_kernel
+from mismatchctl.measure.kernels import choose_kernel
 from mismatchctl.measure.metrics.evaluation import GroupCells, GroupMerger
 from mismatchctl.measure.metrics.registry import sweep_metrics
 from mismatchctl.measure.reduction import MeasurePlan, split_runs

@@ -14,13 +14,7 @@ from mismatchctl.core.bins import new_layer_table
 from mismatchctl.core.machine_code import CompiledLoop, use_compiled_loops
 from mismatchctl.core.ratios import INTERVALS, Ratios
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
-from mismatchctl.measure.kernels.kernel import (
-    BUCKETS,
-    Kernel,
-    PairTables,
-    RunTables,
-    SequencePlaces,
-)
+from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, PairTables, RunTables, SequencePlaces
 
 use_compiled_loops()
 _LOOPS = "mismatchctl.measure.kernels.loops"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +14,6 @@ from mismatchctl.core import bins
 from mismatchctl.core.batch import Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS
 from mismatchctl.core.ratios import Ratios
-from mismatchctl.errors import ConfigError, option
-from mismatchctl.io.stores import first_error_line
 
 BUCKETS = 64
 """Number of buckets into which clusters are divided by hash, to resample histograms."""
@@ -159,38 +156,3 @@ def _sum_tokens(ratios: Ratios, position: Ints) -> tuple[Float64s, Float64s]:
 
 
 NUMPY_KERNEL = Kernel()
-MIN_COMPILED_TOKENS = 2_000_000
-"""Minimum number of tokens for the compiled kernel, which saves two fifths of the time there and loads in 0.05 s."""
-MIN_DEVICE_TOKENS = 1_000_000_000
-"""Minimum number of tokens for a GPU, which saves about 15 ns per token. Torch and a CUDA context start in 5 s."""
-Device = Literal["auto", "cpu", "cuda"]
-
-
-def find_devices() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, or the reason for an empty list."""
-    try:
-        import torch
-
-        from mismatchctl.measure.kernels.device_kernel import accelerators
-
-        return accelerators(), f"torch {torch.__version__} finds no CUDA device here"
-    except ModuleNotFoundError as error:
-        return (), f"needs torch ({error}). Install it with: pip install torch"
-    except Exception as error:  # a broken installation may raise any error
-        return (), f"needs torch, which cannot be loaded ({first_error_line(error)}). Install torch again"
-
-
-def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
-    if device == "cuda" or (device == "auto" and tokens >= MIN_DEVICE_TOKENS):
-        found, problem = find_devices()
-        if found:
-            from mismatchctl.measure.kernels.device_kernel import DeviceKernel
-
-            return DeviceKernel(found)
-        if device == "cuda":
-            raise ConfigError(f"{option('device', 'cuda')}: {problem}; leave {option('device')} out to use the CPU")
-    if tokens < MIN_COMPILED_TOKENS or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
-        return NUMPY_KERNEL
-    from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
-
-    return COMPILED_KERNEL
