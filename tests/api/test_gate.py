@@ -221,7 +221,8 @@ def test_baselines_are_small_and_reproducible(tmp_path: Path) -> None:
     ]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert paths[0].stat().st_size < 40_000
-    json.loads(paths[0].read_text(), parse_constant=pytest.fail)
+    data = json.loads(paths[0].read_text(), parse_constant=pytest.fail)
+    assert list(data) == sorted(data)
     again = read_result(paths[0])
     assert again.provenance.accepted is not None and again.provenance.accepted.verdict == "undecided"
     new = result(noisy(40, 2e-3, 1, groups=4), steps=range(4))

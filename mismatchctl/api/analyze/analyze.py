@@ -20,7 +20,7 @@ from mismatchctl.api.analyze import run_log as logs
 from mismatchctl.api.analyze.run_log import LoggedSteps, RunLog, StepTables, build_replay_table
 from mismatchctl.api.predict import predict_fresh_batch
 from mismatchctl.api.scan import DumpReading, ReadOptions, UnitBatches
-from mismatchctl.core.batch import Float64s, TokenBatch
+from mismatchctl.core.batch import Float64s, Segments, TokenBatch
 from mismatchctl.core.bins import LAYER_COLUMNS, MAGNITUDE_BINS, magnitude_edges
 from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS, TURN_COLUMN
 from mismatchctl.core.validation import (
@@ -30,6 +30,7 @@ from mismatchctl.core.validation import (
     replace_nonfinite_in_table,
     round_significant,
 )
+from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
 from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine
 from mismatchctl.data.paths import DumpSource
@@ -67,6 +68,7 @@ from mismatchctl.measure.sums import (
     LabelValue,
     PairSums,
     WorstRows,
+    cluster_hashes,
     merge_parts,
     step_hash,
 )
@@ -182,14 +184,17 @@ CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
 """Number of token ids that are stored before a worst token, and for a worst sequence."""
 
 
-def build_result(reading: DumpReading, accumulator: Accumulator) -> model.Result:
-    """Build the Result of a finished pass."""
+def build_result(reading: DumpReading, accumulator: Accumulator, turns: Accumulator | None = None) -> model.Result:
+    """Build the Result of a finished pass. `turns` contains the breakdown by turn."""
     dump, plan = reading.dump, accumulator.plan
     runs = {name: _build_run(name, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
+    if turns is not None:
+        for name, totals in turns.runs.items():
+            runs[name].by |= _build_breakdowns(totals, turns, ClusterTables(turns, dump, name))
     provenance = model.Provenance(
         inputs=describe_input_files(reading),
         left_out=summarize_left_out(reading.problems),
-        by=[*plan.by],
+        by=[*plan.by, *(turns.plan.by if turns is not None else ())],
         device=plan.kernel.device,
         unread=list(dump.unread),
     )
@@ -535,6 +540,38 @@ def _column_values(values: NDArray[Any]) -> Any:
     return found if len(kinds) < 2 else [None if value is None else str(value) for value in found]
 
 
+def has_turn_parts(dump: Dump) -> bool:
+    """Return True if a sequence contains several turns, False if the dump has one sequence per turn."""
+    for file in dump.files:
+        if TURN_COLUMN in file.ignored:
+            problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"
+            raise ConfigError(f"{problem}; write turns as numbers, or rename the column")
+    return all(
+        TURN_COLUMN not in file.partition and (TURN_COLUMN not in file.columns or file.is_per_token(TURN_COLUMN))
+        for file in dump.files
+    )
+
+
+def split_by_turn(batch: TokenBatch) -> TokenBatch:
+    """Split sequences into turns, named by the `turn` column. A turn belongs to the cluster of its sequence."""
+    turn_numbers, offsets = batch.extra_columns.get(TURN_COLUMN), batch.segments.offsets
+    if turn_numbers is None:
+        turns = adjacent_segments(batch).offsets
+    else:
+        before, after = turn_numbers[:-1], turn_numbers[1:]  # NaN equals NaN
+        changes = (before != after) & ~(np.isnan(before) & np.isnan(after))
+        turns = np.union1d(np.flatnonzero(changes) + 1, offsets)
+    starts = turns[:-1]
+    sequence = np.searchsorted(offsets, starts, side="right") - 1
+    in_order = np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1
+    number = in_order if turn_numbers is None else turn_numbers[starts]
+    columns = {name: values[sequence] for name, values in batch.columns.items() if name != "sequence_id"}
+    columns |= {TURN_COLUMN: number, "prompt_id": cluster_hashes(batch)[sequence]}
+    return replace(
+        batch, segments=Segments(turns), columns=columns, file=batch.file[sequence], rows=batch.rows[sequence]
+    )
+
+
 GateSums = dict[str, Float64s]
 """Kept tokens and their sum of K3 of each preset [P, 2], by run."""
 
@@ -558,25 +595,29 @@ def _measure_gates(batch: TokenBatch, run: str, presets: MeasurePlan) -> GateSum
 class _AnalysisPart:
     causes: EvidenceCollector
     sums: Sums
+    turns: Sums
     parts: StepTables
     rows: list[bytes]  # of sequences, see `encode_rows`
     gates: GateSums
 
     def __add__(self, other: _AnalysisPart) -> _AnalysisPart:
-        sums, parts, rows = self.sums + other.sums, self.parts + other.parts, self.rows + other.rows
-        return _AnalysisPart(self.causes + other.causes, sums, parts, rows, merge_parts(self.gates, other.gates))
+        sums, turns = self.sums + other.sums, self.turns + other.turns
+        parts, rows = self.parts + other.parts, self.rows + other.rows
+        gates = merge_parts(self.gates, other.gates)
+        return _AnalysisPart(self.causes + other.causes, sums, turns, parts, rows, gates)
 
 
 @dataclass(frozen=True)
 class _AnalysisPass:
     plan: MeasurePlan
+    turns: MeasurePlan | None
     causes: EvidenceCollector
     watches: bool
     replays: bool
     presets: MeasurePlan
 
     def __call__(self, batches: UnitBatches, run: str) -> _AnalysisPart:
-        causes, sums, parts = self.causes.empty(), Sums(), StepTables()
+        causes, sums, turns, parts = self.causes.empty(), Sums(), Sums(), StepTables()
         rows: list[bytes] = []
         gates: GateSums = {}
         for batch in batches.read(causes.watch) if self.watches else batches:
@@ -584,11 +625,13 @@ class _AnalysisPass:
             if self.plan.sequences:
                 rows.append(encode_rows(reduced.sequences, batches.path, self.plan))
             sums = sums + replace(reduced, sequences=())
+            if self.turns is not None:
+                turns = turns + reduce_batch(split_by_turn(batch), run, self.turns)
             if self.presets.corrections:
                 gates = merge_parts(gates, _measure_gates(batch, run, self.presets))
             if self.replays:
                 parts += [((name, step), build_replay_table(part)) for name, (step, _), part in split_steps(batch, run)]
-        return _AnalysisPart(causes, sums, parts, rows, gates)
+        return _AnalysisPart(causes, sums, turns, parts, rows, gates)
 
 
 def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str]) -> Sequence[Correction]:
@@ -620,7 +663,8 @@ def analyze(
     paths: Sequence[DumpSource],
     corrections: Sequence[Correction] = (),  # to compare, with unique names
     *,
-    by: Sequence[str] = (),  # columns to break metrics down by
+    # columns to break metrics down by. `turn` treats each turn of a response as a sequence, without corrections.
+    by: Sequence[str] = (),
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
     framework: Framework | None = None,  # replay each step with each correction. Memory grows by one step.
     log: RunLog | None = None,
@@ -639,12 +683,15 @@ def analyze(
     """Measure the mismatch of a dump and the effect of each correction, in one pass. See `mm.analyze`."""
     replayed, corrections = corrections, _combine_with_losses(corrections, losses)
     extra = () if framework is None else logs.REPLAY_COLUMNS
+    columns = tuple(column for column in by if column != TURN_COLUMN)
+    extra = (*extra, TURN_COLUMN) if TURN_COLUMN in by else extra
     watched = (
         *(column for column in PARTIAL_COLUMNS if column != TURN_COLUMN),
         *(DIAGNOSIS_COLUMNS if findings else ()),
     )
-    reading = DumpReading.open(paths, corrections, by, extra=extra, watched=watched, **options)
+    reading = DumpReading.open(paths, corrections, columns, extra=extra, watched=watched, **options)
     dump = reading.dump
+    within = TURN_COLUMN in by and has_turn_parts(dump)
     for column in ("current_log_probs", "advantages") if losses else ():
         if not dump.has(column):
             problem = f"the loss {losses[0]} needs this column, which is missing"
@@ -653,14 +700,15 @@ def analyze(
             )
     plan = MeasurePlan(
         tuple(corrections),
-        tuple(by),
+        columns if within else tuple(by),
         reading.has,
         sequences is not None,
         _choose_kernel(reading.expected_tokens, device, reading.engine),
         every_cluster,
         dump.has("prompt_id"),
     )
-    accumulator = Accumulator(plan)
+    turns = replace(plan, corrections=(), by=(TURN_COLUMN,), sequences=False) if within else None
+    accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
     # with a log, a replay in float32 measures rounding
     dtypes: list[Dtype] = ["float64"] if log is None else ["float64", "float32"]
     replays = [
@@ -668,6 +716,7 @@ def analyze(
         for dtype in dtypes if framework is not None
     ]  # fmt: skip
     kept: list[tuple[Any, str]] = [(accumulator, "sums"), *((logged, "parts") for logged in replays)]
+    kept += [] if by_turn is None else [(by_turn, "turns")]
     causes = make_collector(dump, plan.by)
     drawn = [
         preset for preset in presets if all(gate.over != "batch" for gate in preset.gates)
@@ -676,7 +725,7 @@ def analyze(
     rules = {preset.gates: Correction(name=preset.name, gates=preset.gates) for preset in drawn}
     gates: GateSums = {}
     work = _AnalysisPass(
-        plan, causes.empty(), findings, framework is not None, replace(plan, corrections=(*rules.values(),))
+        plan, turns, causes.empty(), findings, framework is not None, replace(plan, corrections=(*rules.values(),))
     )
     with SequenceFile(sequences, plan) as rows:
         for done, may_grow in reading.parts(work):
@@ -689,7 +738,7 @@ def analyze(
         reading.require_tokens()
         for groups, _ in kept:
             groups.finish()
-        result = build_result(reading, accumulator)
+        result = build_result(reading, accumulator, by_turn)
         for name, run in result.runs.items():
             growth = partial(fit_run_growth, run)
             files = dump.paths

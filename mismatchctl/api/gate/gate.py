@@ -537,8 +537,9 @@ def _fold_table(table: model.Clusters, keys: Hashes, sums: Float64s, values: Has
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write a baseline to a file, or to the next numbered file of a folder."""
-    write_atomically(NextNumber(place) if place.is_dir() else place, baseline.to_json().encode())
+    """Write a baseline as JSON with sorted keys, to a file or to the next numbered file of a folder."""
+    text = json.dumps(baseline.to_data(), allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    write_atomically(NextNumber(place) if place.is_dir() else place, f"{text}\n".encode())
     return place
 
 
