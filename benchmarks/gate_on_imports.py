@@ -82,7 +82,7 @@ def main() -> None:
     options.add_argument("--dumps", type=int, default=50)
     given = options.parse_args()
     rows = [(name, *failure_rates(name, given.pairs, given.dumps)) for name in ("trl", "without prompts")]
-    publish_table("IMPORTS", table(["importer", "failed", "undecided"], rows), given.write)
+    publish_table("IMPORTS", table(["data", "failed", "undecided"], rows), given.write)
 
 
 if __name__ == "__main__":

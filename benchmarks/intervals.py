@@ -1,10 +1,11 @@
 """Measure how often 95% intervals contain the true value.
 
-    python benchmarks/intervals.py FOLDER ... [--draws 200] [--write docs/methods/gate.md]
+    python benchmarks/intervals.py HELD_OUT FOLDER ... [--draws 200] [--write docs/methods/gate.md]
 
-Each FOLDER contains runs: Parquet files, or one folder of Parquet files per run, with the columns rollout_log_probs and
-train_log_probs, and with prompt_id if prompts have several responses. The prompts of a run are the population. Each
-draw samples prompts with replacement, and the true value is the value of the whole run. Writes the table INTERVALS.
+HELD_OUT contains the runs of the held-out models of gate_calibration.py, and each FOLDER contains other runs. A run is
+a Parquet file or a folder of Parquet files with the columns rollout_log_probs and train_log_probs, and with prompt_id
+if prompts have several responses. The prompts of a run are the population. Each draw samples prompts with replacement,
+and the true value is the value of the whole run. Writes the tables MISSED (held-out runs) and INTERVALS (all runs).
 """
 
 from __future__ import annotations
@@ -79,6 +80,23 @@ def read_runs(folders: list[Path]) -> Iterator[Run]:
                     yield run
 
 
+def mean_coverage(whole: ClusterSample, key: str, size: int, draws: int) -> tuple[float, float, float, float]:
+    """Return the shares of covered intervals, warnings and misses without one, and the count of covered with one."""
+    with np.errstate(all="ignore"):
+        ends, covers, truth = draw_intervals(replace(whole), key, size, draws)
+    contained, heavy = (ends[:, 0] <= truth) & (truth <= ends[:, 1]), np.isfinite(covers)
+    silent = float(np.mean(~contained & ~heavy))
+    return float(contained.mean()), float(heavy.mean()), silent, float(np.sum(contained & heavy))
+
+
+def missed_rows(folder: Path, draws: int) -> Iterator[tuple[str, ...]]:
+    """Yield the mean share of misses without a warning, and the share of the worst run, by metric and size."""
+    samples = [to_cluster_sample(run) for run in read_runs([folder])]
+    for key in METRICS:
+        shares = [[mean_coverage(whole, key, size, draws)[2] for whole in samples] for size in SIZES]
+        yield (key, *(f"{format_percent(float(np.mean(each)))} ({format_percent(max(each))})" for each in shares))
+
+
 def table_rows(folders: list[Path], draws: int) -> Iterator[tuple[str, ...]]:
     found: dict[tuple[str, int], list[tuple[float, float, float, float]]] = {}
     for number, run in enumerate(read_runs(folders)):
@@ -88,13 +106,7 @@ def table_rows(folders: list[Path], draws: int) -> Iterator[tuple[str, ...]]:
                 found.setdefault((f"percentile {100 * share:g}", size), []).append(cells)
         for key in METRICS:
             for size in SIZES:
-                with np.errstate(all="ignore"):
-                    ends, covers, truth = draw_intervals(replace(whole), key, size, draws)
-                contained, heavy = (ends[:, 0] <= truth) & (truth <= ends[:, 1]), np.isfinite(covers)
-                silent = float(np.mean(~contained & ~heavy))
-                found.setdefault((key, size), []).append(
-                    (float(contained.mean()), float(heavy.mean()), silent, float(np.sum(contained & heavy)))
-                )
+                found.setdefault((key, size), []).append(mean_coverage(whole, key, size, draws))
     for (key, size), each in found.items():
         contained, heavy, silent, covered_heavy = np.array(each).T
         covered = covered_heavy.sum() / max(heavy.sum() * (draws // 4 if key.startswith("percentile") else draws), 1)
@@ -102,7 +114,7 @@ def table_rows(folders: list[Path], draws: int) -> Iterator[tuple[str, ...]]:
         cells = (
             format_percent(contained.mean()),
             format_percent(heavy.mean()),
-            format_percent(covered),
+            format_percent(covered) if heavy.any() else "-",
             format_percent(silent.mean()),
             bad,
         )
@@ -119,6 +131,8 @@ def main() -> None:
         "metric", "prompts", "covered", "with `heavy_tail`", "covered if `heavy_tail`", "missed without `heavy_tail`",
         "runs with more than 8% missed",
     )  # fmt: skip
+    missed = ("metric", *(f"missed without `heavy_tail`, {size} prompts" for size in SIZES))
+    publish_table("MISSED", table(missed, missed_rows(given.folders[0], given.draws)), given.write)
     publish_table("INTERVALS", table(heads, table_rows(given.folders, given.draws)), given.write)
 
 
