@@ -326,8 +326,8 @@ def _planted_value(row: Verdict, name: str) -> float:
 def known_table(folders: Iterable[Path]) -> Iterator[str]:
     """Yield a table of the first findings in folders of dumps with known causes, and a table of the wrong ones."""
     wrong = []
-    heads = ("all first findings", "first findings at high", "first findings at medium")
-    yield f"| dumps | {' | '.join(f'{head}: right' for head in heads)} | further findings at high: wrong |"
+    heads = ("all confidences", "high confidence", "medium confidence", "other findings: wrong at high confidence")
+    yield f"| dumps | {' | '.join(heads)} |"
     yield "|---|---|---|---|---|"
     for folder in folders:
         counts: Counter[tuple[str, bool]] = Counter()
@@ -353,7 +353,7 @@ def known_table(folders: Iterable[Path]) -> Iterator[str]:
         right = sum(count for (_, good), count in counts.items() if good)
         title = folder.name.replace("_", " ")
         yield f"| {title} | {format_share(right, counts.total())} | {' | '.join(cells)} | {more} |"
-    heads = ("dump", "planted fault", "first finding", "finding lists the planted fault as possible")
+    heads = ("dump", "planted fault", "first finding", "finding also lists the planted fault")
     yield from ["", "The first finding is wrong in these dumps:", "", table(heads, wrong)] if wrong else []
 
 
@@ -385,31 +385,33 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
     groups |= {f"`{plan.name}`": [row for row in (*rows, *clean) if row.model == plan.name] for plan in plans}
     groups["all"] = [*rows, *clean]
     right = {listed: [row.right for row in rows if (row.cause in LISTED) == listed] for listed in (True, False)}
+    others = len(list_causes()) - len(LISTED)
     return [
         *describe_models(plans, folder),
         "",
         f"The test uses {len(rows):,} dumps with a planted fault and {len(clean):,} clean dumps.",
-        "The table shows the share of true findings. Each column combines a confidence with a",
-        "[kind of finding](#confidence):",
+        "The table shows the share of true findings by confidence and [kind of finding](#confidence):",
         "",
         *calibration_table(
             {name: [(row.found, row.truth, row.exceeds_noise) for row in own] for name, own in groups.items()}
         ),
         "",
-        f"`diagnose` claims to identify {len(LISTED)} of the {len(list_causes())} planted faults. In dumps with such a "
-        f"fault, the first finding names it in {format_share(sum(right[True]), len(right[True]))} of the cases. "
-        "For the other faults, the finding `unexplained` also counts as right, and the first finding is right in "
+        f"`diagnose` is meant to name {len(LISTED)} of the {len(list_causes())} planted faults. "
+        "In dumps with one of these faults, the first finding names it in "
+        f"{format_share(sum(right[True]), len(right[True]))} of the cases. For the other {others} faults, the finding "
+        "`unexplained` also counts as right, and the first finding is right in "
         f"{format_share(sum(right[False]), len(right[False]))} of the cases.",
         "",
-        "A finding other than noise in a clean dump is a false alarm. The table counts false alarms with medium or",
-        "high confidence. In these dumps, workers, steps and weight versions are drawn at random.",
+        "A finding other than noise in a clean dump is a false alarm. The table counts clean dumps with a false alarm",
+        "of medium or high confidence. The clean dumps contain random workers, steps and weight versions, so that",
+        "`diagnose` can wrongly blame a worker, a step or a version.",
         "",
         *alarm_table(clean),
         "",
-        "The next table shows the percentage of dumps in which the first finding is right, for each planted fault. The",
-        "last column counts the wrong first findings of medium or high confidence. A noise finding counts as right if",
-        "no response of the dump has the fault. A noise finding also counts as right if `diagnose` does not claim",
-        f"to identify the fault and the fault raises K3 to at most {NOISE_FACTOR} times the K3 of the clean dump.",
+        "The next table shows the percentage of dumps in which the first finding is right. Faults with the same result",
+        "share a row. The last column counts the wrong first findings of medium or high confidence. A noise finding",
+        "counts as right in two cases: no response of the dump has the fault, or the fault is one of the",
+        f"{others} other faults and raises K3 to at most {NOISE_FACTOR} times the K3 of the clean dump.",
         "Dumps of 512 responses were only made for some faults.",
         "",
         *detection_table(rows),

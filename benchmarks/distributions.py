@@ -126,7 +126,7 @@ class Summary:
         lines = [
             "",
             f"The models {models} were not used to develop `diagnose`. Each dump has {ROWS} responses, with the {K} "
-            "most likely tokens at each position. The last row shows dumps without a setting. For such a dump, "
+            "most likely tokens at each position. The last row shows dumps without a setting. In these dumps, "
             "`diagnose` is right if it finds neither a temperature nor a truncation.",
             "",
         ]

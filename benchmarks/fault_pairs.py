@@ -148,10 +148,12 @@ def main() -> None:
         format_share(counts[level, True], counts[level, True] + counts[level, False]) for level in ("high", "medium")
     ]
     text = (
-        f"The test uses {len(rows)} dumps, with all pairs of a fault from the first six rows of the table and a fault "
-        f"from the other rows. The models have vocabularies of {' and '.join(VOCABULARIES)}. The random seeds were not "
-        f"used to develop `diagnose`. A cause with high confidence is one of the two planted faults in {shares[0]} of "
-        f"the findings, and a cause with medium confidence in {shares[1]}.\n\n"
+        f"The test uses {len(rows)} dumps. Each dump combines a fault from the first six rows of the table with a "
+        f"fault from the other rows. The models have vocabularies of {' and '.join(VOCABULARIES)}. The random seeds "
+        "were not used to develop `diagnose`. Of the causes that `diagnose` names with high confidence, "
+        f"{shares[0]} are one of the two planted faults of the dump, and of the causes with medium confidence "
+        f"{shares[1]}. A first finding is right if it names one of the two faults. The last two columns show how often "
+        "`diagnose` names the fault of the row, and the other fault of the dump, with medium or high confidence.\n\n"
     )
     replace_section(text + "\n".join(lines), PAGE, BEGIN, END)
 

@@ -257,19 +257,20 @@ def main() -> None:
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     lines = [
         f"The test uses {len(rows):,} dumps of random recurrent models with four sizes of the vocabulary: "
-        f"{', '.join(KINDS)}. The random seeds were not used to develop `diagnose`. The table joins all faults with "
-        "the same result:",
+        f"{', '.join(KINDS)}. The random seeds were not used to develop `diagnose`. Faults with the same result "
+        "share a row:",
         "",
         *fault_table(rows),
         "",
-        "The table shows the share of true findings:",
+        "The table shows the share of true findings by confidence and [kind of finding](#confidence):",
         "",
         *calibration_table({"all": [(row[3], true_causes(row[0][0]), row[0][0] not in HARMLESS) for row in rows]}),
         "",
         settings_line(rows),
         "",
-        f"In another test, the same fault affects {shares} of the data. In {len(severities) - len(falls)} of",
-        f"{len(severities)} series of dumps, the finding does not become less severe as this share rises.",
+        f"In another test, each series of dumps has the same fault in {shares} of the data. In",
+        f"{len(severities) - len(falls)} of {len(severities)} series, the severity that `diagnose` reports never falls",
+        "when this share rises.",
         *(f"The severity falls for {name} ({kind}): {own}." for name, kind, own in falls),
     ]
     replace_section("\n".join(lines), PAGE, BEGIN, END)

@@ -310,8 +310,9 @@ def main() -> None:
         "",
         table(("model", "dumps", *(f"right side at {level} confidence" for level in LEVELS)), sides),
         *(["Wrong sides at medium or high confidence:", "", *errors, ""] if errors else []),
-        "The next table shows how often `diagnose` finds a faulty reference (`faulty_reference`). A fault that both",
-        "sides share looks like a faulty reference.",
+        "The next table shows how often `diagnose` reports that the reference is wrong (`faulty_reference`). The",
+        "report is right in the second column only. If rollout and trainer have the same fault, the reference looks",
+        "wrong.",
         "",
         table(("model", "fault in the reference", "fault shared by both sides", "another fault"), references),
     ]
