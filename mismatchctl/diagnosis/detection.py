@@ -68,7 +68,7 @@ STATISTICS = {
 def make_fact(
     name: str, value: SupportsFloat | str | None, meaning: str = "", *, against: bool = False, interval: Any = None
 ) -> Fact:
-    """Create a fact with a value of four significant digits. By default, the meaning is that of the statistic."""
+    """Create a fact with a value of four significant digits. The default meaning is an entry of `STATISTICS`."""
     ends = None if interval is None else (round_value(interval[0]), round_value(interval[1]))
     shown = value if value is None or isinstance(value, str) else round_value(value)
     return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning or STATISTICS[name])

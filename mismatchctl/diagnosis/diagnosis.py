@@ -40,7 +40,7 @@ class UnitRows(Protocol):
 
 @dataclass
 class EvidenceCollector:
-    """Evidence of each run, in input order. `tokens` is the approximate size of a run, `size` that of its sample."""
+    """Evidence of each run, in input order. `tokens` is the approximate size of a run, `size` its sample size."""
 
     by: tuple[str, ...] = ()
     tokens: Mapping[str, int] = field(default_factory=dict)

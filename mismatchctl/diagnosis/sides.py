@@ -36,7 +36,7 @@ _NOISE_CAUSES = {
 
 
 def measure_sides(case: Case) -> Sides | None:
-    """Measure the errors of both sides against the reference, with 95% bootstrap intervals over clusters."""
+    """Measure the errors of rollout and trainer against the reference, with 95% bootstrap intervals over clusters."""
     given = case.rows.extra_columns.get(REFERENCE_COLUMN)
     if given is None or given.ndim != 1:
         return None

@@ -388,20 +388,17 @@ def run_status(run: RunResult) -> RunStatus:
     """Judge a run by its K3, growth and findings."""
     summary, cause = get_summary(run), headline_finding(run.findings)
     named = cause is not None and cause.cause not in HARMLESS_CAUSES | SYMPTOMS
-    parts = list(filter(None, (_describe_growth(summary.growth), _describe_level(summary, named=named))))
+    growth, text, status = summary.growth, _describe_level(summary, named=named), _severity(run, summary)
+    if growth.verdict == "grew" and growth.factor is not None:
+        text = f"mismatch grew {format_number(growth.factor)}x since step {format_label(growth.onset)}"
     if cause is not None and named:
-        described = describe_cause(cause)
-        parts = [f"{parts[0]}: {lower_first(described)}"] if parts else [described]
-    elif parts and (cause is None or cause.cause in SYMPTOMS):
-        parts = [f"{parts[0]}, cause not identified"]
-    status = _severity(run, summary)
-    if not parts:
-        if status == "OK":
-            equal = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
-            parts = ["both sides are identical" if equal else "healthy; no correction needed"]
-        else:
-            parts = [_describe_doubt(run, summary)]
-    return RunStatus(status, parts[0], cause if named else None)
+        text = f"{text}: {lower_first(describe_cause(cause))}" if text else describe_cause(cause)
+    elif text and (cause is None or cause.cause in SYMPTOMS):
+        text += ", cause not identified"
+    if not text and status == "OK":
+        equal = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
+        text = "both sides are identical" if equal else "healthy; no correction needed"
+    return RunStatus(status, text or _describe_doubt(run, summary), cause if named else None)
 
 
 def findings_status(findings: Sequence[Finding]) -> RunStatus:
@@ -448,12 +445,6 @@ def describe_onset(growth: Growth, last_step: Label = None) -> str:
     at = f"{format_label(growth.onset)}{'' if first == last else f' ({first}–{last})'}"
     end = "" if last_step is None else f" at step {format_label(last_step)}"
     return f"{format_number(growth.before)} → {format_number(growth.value)}{end}, onset at step {at}"
-
-
-def _describe_growth(growth: Growth) -> str:
-    if growth.verdict != "grew" or growth.factor is None:
-        return ""
-    return f"mismatch grew {format_number(growth.factor)}x since step {format_label(growth.onset)}"
 
 
 def _describe_level(summary: RunSummary, *, named: bool) -> str:

@@ -57,7 +57,9 @@ def detect_numerical_noise(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not len(case.x) or case.noise + case.spread == 0:
         return None
     k3, mean = float(case.k3.mean()), float(np.abs(case.x).mean())
-    (share, far), uneven = tail_shares(case), _unevenness(case)
+    (share, far), doubtful = tail_shares(case), np.clip(case.standard[case.doubtful], -30, 30)
+    power = float((doubtful**2).mean()) if len(doubtful) else 0.0
+    uneven = float((doubtful**4).mean()) / power**2 if power > 0 else 3.0  # the kurtosis
     balanced, few = _is_balanced(case), len(case.x) < 200
     usual = case.noise < BFLOAT16_NOISE or (may_be_larger(case) and share >= ROUTED_TAIL)
     tailed, cached = share >= _LIGHT_TAIL, _CACHE_LIKE[0] < uneven < _CACHE_LIKE[1] and case.noise > FLOAT32_NOISE
@@ -106,13 +108,6 @@ def detect_numerical_noise(case: Case) -> Detection | None:
         rivals=rivals,
         everywhere=True,
     )
-
-
-def _unevenness(case: Case) -> float:
-    """Return the kurtosis of the noise of uncertain tokens, at most 30."""
-    values = np.clip(case.standard[case.doubtful], -30, 30)
-    power = float((values**2).mean()) if len(values) else 0.0
-    return float((values**4).mean()) / power**2 if power > 0 else 3.0
 
 
 def _describe_arithmetic(case: Case) -> str:

@@ -19,7 +19,7 @@ from mismatchctl.diagnosis.evidence import LAG_COLUMN, GroupValue, sum_levels, v
 from mismatchctl.diagnosis.evidence import LevelSums as AllCells
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.growth import fit_growth
-from mismatchctl.results.model import Confidence, Fact
+from mismatchctl.results.model import Confidence
 
 _LAG_MEANING = "train_version minus rollout_version, as recorded"
 _LAG_GROWTH = "factor by which |log ratio| grows per version of lag"
@@ -81,7 +81,9 @@ def detect_stale_policy(case: Case) -> Detection | None:
     by_token = _match_lag_of_tokens(case)
     if by_token is not None:
         return by_token
-    cells, lags = _sum_by_lag(case), defaultdict[float, float](float)
+    recorded, lags = version_lag(case.rows), defaultdict[float, float](float)
+    left = set() if recorded is None else set(recorded[case.counts > 0].tolist())
+    cells = {key: sums for key, sums in select_cells(case, LAG_COLUMN).items() if key[1] in left}
     for (_, value), sums in cells.items():
         lags[float(value or 0)] += float(sums[0, 0])
     several = len(lags) > 1
@@ -133,6 +135,11 @@ def detect_stale_policy(case: Case) -> Detection | None:
     evidence.append(make_fact("systematic", shared, against=not weights_differ))
     if along_z:
         evidence.append(make_fact("along_learning", along, against=not learning))
+    advantages = case.token_column("advantages")
+    if advantages is not None and len(case.x):
+        z = case.clustered_z(np.clip(case.standard, -4, 4) * np.nan_to_num(advantages))
+        meaning = "log ratio times advantage, in standard errors: above 0 if the trainer has newer weights"
+        evidence.append(make_fact("advantage_z", z, meaning, against=z < 2))
     rivals = {}
     if not lags:
         rivals["quantized_rollout"] = "record rollout_version and train_version as the two sides report them"
@@ -144,7 +151,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
     return Detection(
         confidence,
         summary,
-        evidence=(*evidence, *_list_advantage_facts(case)),
+        evidence=tuple(evidence),
         where={"sequences": f"{count:,} with older weights"} if count else {},
         rivals=rivals,
         everywhere=confidence != "low",
@@ -154,23 +161,6 @@ def detect_stale_policy(case: Case) -> Detection | None:
 def _format_lags(lags: Iterable[float]) -> str:
     known = sorted(int(lag) if float(lag).is_integer() else lag for lag in lags)
     return str(known[0]) if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
-
-
-def _sum_by_lag(case: Case) -> StepCells:
-    """Sum the log mismatch by step and version lag."""
-    lag = version_lag(case.rows)
-    left = set() if lag is None else set(lag[case.counts > 0].tolist())
-    cells = select_cells(case, LAG_COLUMN).items()
-    return {key: sums for key, sums in cells if isinstance(key[1], float) and key[1] in left}
-
-
-def _list_advantage_facts(case: Case) -> list[Fact]:
-    values = case.token_column("advantages")
-    if values is None or not len(case.x):
-        return []
-    z = case.clustered_z(np.clip(case.standard, -4, 4) * np.nan_to_num(values))
-    meaning = "log ratio times advantage, in standard errors: above 0 if the trainer has newer weights"
-    return [make_fact("advantage_z", z, meaning, against=z < 2)]
 
 
 _PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
@@ -283,15 +273,12 @@ def detect_stale_step(case: Case) -> Detection | None:
 
 
 def detect_stale_worker(case: Case) -> Detection | None:
-    columns = dict.fromkeys(name for name, _, _ in case.evidence.cells if name not in ("", LAG_COLUMN, "run", "step"))
-    found = (_match_worker(case, column) for column in columns)
-    return next((detection for detection in found if detection is not None), None)
-
-
-def _match_worker(case: Case, column: str) -> Detection | None:
-    rows = find_deviations(select_cells(case, column))
-    high = [row for row in rows if row.z > 5.0 and row.difference > math.log(1.25)]
-    if not high or len(high) > len(rows) / 2 or len(rows) < 2:
+    for column in dict.fromkeys(name for name, _, _ in case.evidence.cells):
+        rows = [] if column in ("", LAG_COLUMN, "run", "step") else find_deviations(select_cells(case, column))
+        high = [row for row in rows if row.z > 5.0 and row.difference > math.log(1.25)]
+        if high and len(high) <= len(rows) / 2:
+            break
+    else:
         return None
     values, factor, z = [row.value for row in high], math.exp(high[0].difference), high[0].z
     names = format_list(values)
@@ -386,7 +373,9 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     rise, rise_z, own_z = _slopes(level, np.log1p(age), lag)
     pairs = [np.sign(later - means[i]) for i in range(len(means)) for later in means[i + 1 :]]
     steady = float(np.mean(pairs))  # Kendall's tau of the levels with their order
-    if _first_rise(level, train, ages) < 3.0:
+    first, then = level[train == ages[0]], level[(train == ages[1]) | (train == ages[2])]
+    error = [part.var(ddof=1) / len(part) if len(part) > 1 else math.inf for part in (first, then)]
+    if then.mean() - first.mean() < 3.0 * max(math.sqrt(sum(error)), 1e-12):
         return None  # no rise at first: updates stopped later
     if rise_z < 6.0 or steady < 0.7 or own_z > 3.0 or factor < 1.5 or early < max(1.15, factor**0.25):
         return None
@@ -414,15 +403,6 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
         },
         everywhere=True,
     )
-
-
-def _first_rise(level: Float64s, version: Float64s, ages: Float64s) -> float:
-    first = level[version == ages[0]]
-    following = level[(version == ages[1]) | (version == ages[2])]
-    if min(len(first), len(following)) < 2:
-        return 0.0
-    error = math.sqrt(first.var(ddof=1) / len(first) + following.var(ddof=1) / len(following))
-    return float((following.mean() - first.mean()) / max(error, 1e-12))
 
 
 def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
@@ -494,7 +474,7 @@ def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How much the level of one value of a column differs from the other values in the same steps, with its z-score."""
+    """Difference of the level of one value of a column from the other values in the same steps, and its z-score."""
 
     value: GroupValue
     difference: float
