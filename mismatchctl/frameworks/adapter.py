@@ -109,9 +109,7 @@ def to_array(value: Any) -> Any:
 
 
 UnreadKey = tuple[tuple[str, ...], str]
-"""The path of a key that looks like a correction key but that the framework's code does not read, and a clause.
-
-The clause contains the code that reads the key, or the intended key. It is empty if neither is known."""
+"""The path of a key that the framework does not read, and a clause with the intended key or the code that reads it."""
 
 
 def split_unknown(

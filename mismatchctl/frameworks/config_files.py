@@ -136,11 +136,8 @@ def read_raw_configs(path: Path, text: str) -> list[RawConfig]:
 
 
 def _launched(script: str, name: str) -> list[RawConfig]:
-    found = []
-    for one in parse_shell(script):
-        program = next(({"<program>": word} for word in one.words if word.endswith(".py")), {})
-        found.append(RawConfig(name, one.keys | program, line=one.line, files=one.files))
-    return found
+    launches = [(one, {"<program>": one.program} if one.program else {}) for one in parse_shell(script)]
+    return [RawConfig(name, one.keys | program, line=one.line, files=one.files) for one, program in launches]
 
 
 def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:

@@ -41,8 +41,7 @@ class MetricLookup:
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is a key of the registry.
     meanings: tuple[LoggedMetric, ...]  # one meaning for each kind of configuration. Empty for a key of the registry.
-    # `metrics` (in a run of a Result), `corrections` (in each of its corrections), or `logged` if only the framework
-    # computes the value
+    # `metrics` or `corrections` (in a run of a Result), or `logged` if only the framework computes the value
     source: Literal["metrics", "corrections", "logged"]
     key: str  # the key in the source. Empty if the source is `logged`.
     status: str = "ok"  # `ok`, or a note that no code has logged the name. The number is then the documented formula's.

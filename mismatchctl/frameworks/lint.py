@@ -18,10 +18,7 @@ GatePlace = Callable[[Gate], str]
 """Returns the place of a gate's bounds in a configuration."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "unknown", "info")
-"""Severities of findings, most severe first.
-
-error: the framework refuses to start, or its behavior differs from the file. warning: a documented trap. unknown: a
-value that the file does not contain. info: background."""
+"""Severities, most severe first: a certain error, a documented trap, a value that the file lacks, background."""
 
 _STATISTIC_LIMITS = {
     "k1": LOG_RATIO_BOUND,

@@ -30,8 +30,7 @@ ADAPTER_MODULES = {
     "open-instruct": "mismatchctl.frameworks.open_instruct",
     "ms-swift": "mismatchctl.frameworks.ms_swift",
 }
-"""Module of each framework, imported on first use. The first framework in this order wins if a configuration
-fits several."""
+"""Module of each framework, imported on first use. If a configuration fits several frameworks, the first one wins."""
 
 CONFIG_CLASSES = {"RolloutCorrectionConfig": "verl", "GRPOConfig": "trl", "Config": "tinker-cookbook"}
 """Python classes whose calls contain a configuration, with their framework."""

@@ -62,7 +62,7 @@ class Launch:
     keys: dict[str, Any]
     line: int = 0
     files: tuple[tuple[str, str], ...] = ()
-    words: tuple[str, ...] = ()
+    program: str = ""  # the Python file that it runs
 
 
 def is_shell_script(text: str) -> bool:
@@ -280,7 +280,8 @@ def _read(words: Sequence[str], line: int) -> Launch | None:
                 flag = flag if given and _add_flag_value(keys, flag, _parse_override_value(given)) else []
     if not keys and not arguments and not files:
         return None
-    return Launch(arguments | keys, line, tuple(files), tuple(words))
+    program = next((word for word in words if word.endswith(".py")), "")
+    return Launch(arguments | keys, line, tuple(files), program)
 
 
 def _parse_override_value(text: str) -> Any:

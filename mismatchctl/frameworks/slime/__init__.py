@@ -42,6 +42,7 @@ from mismatchctl.frameworks.slime.arguments import (
     NUMBER_FIELDS,
     OLD_KEYS,
     Arguments,
+    SlimeCorrection,
     SlimeVersion,
     find_unread_keys,
     include_custom_config,
@@ -87,21 +88,17 @@ class SlimeConfig:
         ]
 
     @cached_property
-    def arguments(self) -> Arguments | ConfigError:
+    def correction(self) -> SlimeCorrection | ConfigError:
         ignored = {key for (key,), _ in find_unread_keys(self.root, self.version)}
         try:
             named = {name: value for name, value in self.given.items() if self.keys[name] not in ignored}
-            return read_arguments(named, self.version)
+            return make_correction(read_arguments(named, self.version), self.version.framework, "mask")
         except ConfigError as error:
             return error
 
-    @cached_property
-    def correction(self) -> Correction | ConfigError:
-        try:
-            read = self.arguments
-            return read if isinstance(read, ConfigError) else make_correction(read, self.version.framework, "mask")
-        except ConfigError as error:
-            return error
+    @property
+    def arguments(self) -> Arguments | None:
+        return None if isinstance(self.correction, ConfigError) else self.correction._arguments
 
     def place(self, name: str) -> str:
         return self.keys.get(name, name)
@@ -109,7 +106,7 @@ class SlimeConfig:
     def gate_place(self, gate: Gate) -> str:
         if gate.is_veto:
             return self.place("rs_veto_threshold")
-        assert isinstance(self.arguments, Arguments)
+        assert self.arguments is not None
         masks = self.arguments.tis_mode == "mask" and gate.keep == self.arguments.tis_bounds
         given = any(self.given.get(name) is not None for name in ("rs_lower_bound", "rs_upper_bound"))
         return self.place("tis_upper_bound" if masks or not given else "rs_upper_bound")
@@ -171,7 +168,7 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
             yield written.trap("veto_nothing")
         else:  # documented as a bound on probabilities
             yield written.trap("veto_ratio", threshold=veto, number=format_decimal(veto))
-    read = written.arguments if isinstance(written.arguments, Arguments) else None
+    read, correction = written.arguments, written.correction
     mis = read if read is not None and read.function == "mis" else None
     if mis is not None and weighs_with_mis:
         yield from _check_fallbacks(written, mis)
@@ -179,8 +176,7 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
         yield written.trap("denominators", option=option("framework"))
     if mis is not None and mis.rejects and mis.rs_level == "sequence":
         yield written.trap("product")
-    correction = written.correction
-    if mis is not None and isinstance(correction, Correction) and (known := _find_published_run(correction)):
+    if isinstance(correction, Correction) and mis is not None and (known := _find_published_run(correction)):
         number, held = known
         yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
     if written.version.finite:
@@ -193,9 +189,9 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
             yield written.trap("per_sequence_mean" if alone else "depends_on_packing")
         if read.tis_mode == "mask":
             yield written.trap("raw_mean")
-    if isinstance(written.correction, Correction):
+    if isinstance(correction, Correction):
         place = written.place("tis_upper_bound" if mis is not None else "tis_clip")
-        yield from check_bounds(written.correction, place, written.gate_place, written.source)
+        yield from check_bounds(correction, place, written.gate_place, written.source)
     for name in ("tis_clip", "tis_clip_low"):
         if weighs_with_mis and name in given:
             yield written.trap("built_in_only", name)

@@ -374,7 +374,7 @@ class SlimeCorrection(Correction):
     _arguments: Arguments = PrivateAttr()
 
 
-def make_correction(arguments: Arguments, name: str, effect: Effect) -> Correction:
+def make_correction(arguments: Arguments, name: str, effect: Effect) -> SlimeCorrection:
     weight: dict[str, Any] | None = None
     gates: list[dict[str, Any]] = []
     level, mode = arguments.tis_level, arguments.tis_mode
