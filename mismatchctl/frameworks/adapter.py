@@ -108,6 +108,13 @@ def to_array(value: Any) -> Any:
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
 
 
+def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
+    """Return the tokens before a response of this width without padding, if the attention mask covers all tokens."""
+    if attention is None or len(attention) != len(tokens):
+        return None
+    return tokens[:-width][attention[:-width] != 0]
+
+
 UnreadKey = tuple[tuple[str, ...], str]
 """The path of a key that the framework does not read, and a clause with the intended key or the code that reads it."""
 

@@ -91,7 +91,7 @@ def check_bounds(
     if (weight := correction.weight) is not None:
         low, high = weight.bounds
         if math.exp(LOG_RATIO_BOUND) < high < math.inf:
-            what = "weights never exceed exp(20): the bound has no effect"
+            what = "weights never exceed exp(20), so the bound does not change any weight"
             yield _shared_trap("unreachable", weight_place, source, what=what)
         if not low <= 1 <= high:
             becomes = "0" if weight.zero else f"{min(max(1.0, low), high):g}"

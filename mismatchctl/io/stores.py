@@ -76,11 +76,8 @@ def store_error(scheme: str, error: BaseException, path: str) -> DataError:
     """Describe an error of an object store without the client's message, which can contain secrets."""
     shown, text = escape_unprintable(path), f"{type(error).__name__} {error}"
     if isinstance(error, FileNotFoundError):
-        return DataError(
-            "the object does not exist",
-            file=shown,
-            remedy="check the name of the object. The object may have been deleted",
-        )
+        remedy = "check the name of the object. The object may have been deleted"
+        return DataError("the object does not exist", file=shown, remedy=remedy)
     for pattern, (problem, about) in _REASONS.items():
         if re.search(pattern, text, re.IGNORECASE):
             network = f"check the network, and {_ENDPOINT[scheme]} if it is set"
@@ -343,12 +340,8 @@ def find_store(path: str) -> Store:
         remedy = "put them into the environment or a profile"
         raise DataError("a path must not contain credentials", file=shown, remedy=remedy)
     if scheme not in SCHEMES:
-        known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise DataError(
-            f"{scheme}:// is not supported",
-            file=escape_unprintable(path),
-            remedy=f"copy the file to a disk, or to {known}",
-        )
+        remedy = f"copy the file to a disk, or to {', '.join(f'{name}://' for name in SCHEMES)}"
+        raise DataError(f"{scheme}:// is not supported", file=escape_unprintable(path), remedy=remedy)
     repository = ("repository", "datasets/OWNER/NAME/FOLDER", 2)
     what, shape, count = repository if scheme == "hf" else ("bucket", "BUCKET/FOLDER", 1)
     root = rest.split("/")[:count]

@@ -11,7 +11,7 @@ from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import File, Row, read_layout
+from mismatchctl.frameworks.adapter import File, Row, read_layout, take_prompt
 from mismatchctl.frameworks.options import HIGH, PlainFramework, Rules, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
@@ -159,9 +159,7 @@ def _read_rows(file: File) -> Iterator[Row]:
     for row in file.batch(names):
         width, tokens, attention = len(row["completion_mask"]), row.get("input_ids"), row.pop("attention_mask", None)
         if tokens is not None and len(tokens) > width:
-            row["completion_tokens"], prompt = tokens[-width:], tokens[:-width]
-            if attention is not None and len(attention) == len(tokens):
-                row["prompt"] = prompt[attention[:-width] != 0]
+            row["completion_tokens"], row["prompt"] = tokens[-width:], take_prompt(tokens, width, attention)
         yield row
 
 

@@ -206,23 +206,15 @@ def _read_rows(file: File) -> Iterator[Row]:
         row = {name: _unwrap(name, value) for name, value in line.items()}
         lists = {name: row[name] for name in PADDED_COLUMNS if isinstance(row.get(name), list)}
         if several := next((name for name in lists if len(row[name]) > 1 and isinstance(row[name][0], list)), None):
-            raise DataError(
-                f"contains {len(row[several])} samples in one line, but each line must contain one sample",
-                file=str(file.path),
-                row=number,
-                column=several,
-                remedy="write one line per sample",
-            )
+            problem = f"contains {len(row[several])} samples in one line, but each line must contain one sample"
+            remedy = "write one line per sample"
+            raise DataError(problem, file=str(file.path), row=number, column=several, remedy=remedy)
         row |= {name: values[: row.get("input_lengths")] for name, values in lists.items()}
         rollout, previous = row.get("generation_logprobs"), row.get("prev_logprobs")
         if isinstance(previous, list) and isinstance(rollout, list) and any(rollout) and not any(previous):
-            raise DataError(
-                "all values are zero: the run skipped the recomputation (force_on_policy_ratio)",
-                file=str(file.path),
-                row=number,
-                column="prev_logprobs",
-                remedy="switch force_on_policy_ratio off to record the trainer's log-probs",
-            )
+            problem = "all values are zero: the run skipped the recomputation (force_on_policy_ratio)"
+            remedy = "switch force_on_policy_ratio off to record the trainer's log-probs"
+            raise DataError(problem, file=str(file.path), row=number, column="prev_logprobs", remedy=remedy)
         if row.get("sample_loss_mask") == 0 and isinstance(row.get("token_loss_mask"), list):
             row["token_loss_mask"] = [0] * len(row["token_loss_mask"])
         yield {**row, "step": int(step[1]) if step else None}

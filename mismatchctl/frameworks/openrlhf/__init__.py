@@ -173,8 +173,7 @@ class OpenRlhf(PlainFramework):
         """Return the share of tokens or sequences that are masked or clipped."""
         options = run.options
         if options["is_correction_mode"] == "clip":
-            low, high = self._limits(options)
-            ratio = exp(run.d)
+            (low, high), ratio = self._limits(options), exp(run.d)
             return run.mean((ratio < low) | (ratio > high))
         rejected = ~run.keep
         if options["is_correction_level"] == "token":

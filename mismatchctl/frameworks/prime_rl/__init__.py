@@ -180,13 +180,9 @@ def _read_rows(file: File) -> Iterator[Row]:
     for number, line in enumerate(file.lines()):
         version = line.get("schema_version", _SCHEMA_VERSION)
         if version != _SCHEMA_VERSION:
-            raise DataError(
-                f"this file has version {version!r}, but only {_SCHEMA_VERSION} is supported",
-                file=str(file.path),
-                row=number,
-                column="schema_version",
-                remedy="update mismatchctl, or record a dump",
-            )
+            problem = f"this file has version {version!r}, but only {_SCHEMA_VERSION} is supported"
+            remedy = "update mismatchctl, or record a dump"
+            raise DataError(problem, file=str(file.path), row=number, column="schema_version", remedy=remedy)
         rank, index = line.get("rank", 0), line.get("export_sequence_idx")
         yield {**line, "sequence_id": None if index is None else f"{rank}:{index}"}
 

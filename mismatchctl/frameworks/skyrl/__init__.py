@@ -13,7 +13,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.application import GateOutcome
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.adapter import File, Row, is_typo_of, read_layout, to_array
+from mismatchctl.frameworks.adapter import File, Row, is_typo_of, read_layout, take_prompt, to_array
 from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, negated, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
@@ -309,16 +309,8 @@ def _read_rows(file: File) -> Iterator[Row]:
         row: Row = {name: None if value is None else value[number] for name, value in columns.items()}
         if row.get("sequences") is not None:
             row["response_ids"] = row["sequences"][-width:]
-            row["prompt"] = _read_prompt(row, width)
+            row["prompt"] = take_prompt(row["sequences"], width, row.pop("attention_mask", None))
         yield {**row, "uid": uids[number], "step": file.step}
-
-
-def _read_prompt(row: Row, width: int) -> Any:
-    """Return the prompt tokens without padding, or `None` if padding cannot be identified."""
-    attention = row.pop("attention_mask", None)
-    if attention is None or len(attention) != len(row["sequences"]):
-        return None
-    return row["sequences"][:-width][attention[:-width] != 0]
 
 
 LAYOUT = read_layout(__file__, "skyrl", _read_rows)

@@ -276,9 +276,9 @@ class Slime(Framework):
         return len(place) == 1 and normalize_key(place[0]) in KNOWN_KEYS
 
     def published_outcome(self, correction: Correction) -> str:
-        number, held = _find_published_run(correction) or ("", False)
-        if not number:
+        if (known := _find_published_run(correction)) is None:
             return ""
+        number, held = known
         return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
 
     def remarks(self, correction: Correction) -> list[str]:
@@ -364,15 +364,13 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
     samples = _identify_samples(content["rollout_data"])
     ranks = reversed(find_ranks(file).items())  # of several files with the same rank, the first counts
     by_rank = {rank: path for path, (rank, *about) in ranks if about == [size, samples, True]} | {own: file.path}
+    problem = f"this file belongs to context-parallel rank {own} of {size}"
     if not 0 <= own < size:
-        raise DataError(f"this file belongs to context-parallel rank {own} of {size}", file=str(file.path))
+        raise DataError(problem, file=str(file.path))
     if missing := list(islice((str(rank) for rank in range(size) if rank not in by_rank), MAX_NAMED_RANKS)):
-        raise DataError(
-            f"this file belongs to context-parallel rank {own} of {size}, and the files of rank "
-            f"{', '.join(missing)} are missing",
-            file=str(file.path),
-            remedy=f"copy the files of all ranks of this rollout: {file.path.stem.partition('_')[0]}_*.pt",
-        )
+        remedy = f"copy the files of all ranks of this rollout: {file.path.stem.partition('_')[0]}_*.pt"
+        problem += f", and the files of rank {', '.join(missing)} are missing"
+        raise DataError(problem, file=str(file.path), remedy=remedy)
     if own != 0:
         return {}
     data = [file.open(by_rank[rank]).torch()["rollout_data"] for rank in range(size)]
@@ -391,12 +389,9 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
 
 def check_complete(file: File, row: int, have: int, length: int, remedy: str) -> None:
     if have < length:
-        problem = (
-            f"contains {have} of the {length} tokens of a response (a context-parallel slice), but not their positions"
-        )
-        raise DataError(
-            problem, file=str(file.path), row=row, remedy=f"{remedy}, or record the run with one context-parallel rank"
-        )
+        part = f"{have} of the {length} tokens of a response (a context-parallel slice)"
+        remedy += ", or record the run with one context-parallel rank"
+        raise DataError(f"contains {part}, but not their positions", file=str(file.path), row=row, remedy=remedy)
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:

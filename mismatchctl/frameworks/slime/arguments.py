@@ -80,7 +80,7 @@ _CHOICES: dict[str, tuple[str, ...]] = _OPTIONS["choices"]
 _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
 """Keys of mis.yaml, which only corrections have. Files can set any attribute without an error."""
 _TYPICAL = (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
-"""Arguments that only a correction has. Other arguments are similar to common words."""
+"""Arguments that only corrections read. Other arguments have names that are similar to common terms."""
 _SIGN_KEYS = {*_TYPICAL, *DOCUMENTED_ONLY, "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a slime configuration has."""
 

@@ -14,11 +14,9 @@ from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, mak
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 from mismatchctl.io.scripts import PythonCall
 
-CONFIG_CLASS = "Config"
-"""Name of the class in `train.Config(...)`, which contains the loss and other settings."""
 _LOSS_KEYS = ("loss_fn", "loss_fn_config")
 _REQUIRED_KEYS = {"model_name", "log_path", "dataset_builder", "max_tokens"}
-"""Other required keys of that class. Many classes are called Config and have a loss."""
+"""Other required keys of `train.Config`. Many classes are called Config and have a loss."""
 _CLIP_RANGES = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
@@ -100,4 +98,4 @@ def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
 LAYOUT = read_layout(__file__, "tinker", _read_rows)
 
 
-ADAPTER = make_adapter(TinkerCookbook, versions=("2026-08",), layouts=(LAYOUT,), classes={CONFIG_CLASS: read_call})
+ADAPTER = make_adapter(TinkerCookbook, versions=("2026-08",), layouts=(LAYOUT,), classes={"Config": read_call})

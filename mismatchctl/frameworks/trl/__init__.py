@@ -17,10 +17,6 @@ from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options
-from mismatchctl.io.scripts import PythonCall
-
-CONFIG_CLASS = "GRPOConfig"
-"""Name of the Python class that contains correction options and other training options."""
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -163,11 +159,6 @@ class Trl(PlainFramework):
         return logged
 
 
-def read_call(call: PythonCall) -> dict[str, Any]:
-    """Return the options in a call of the configuration class. Computed options are Unknown."""
-    return call.values(Trl.aliases)
-
-
 def _read_rows(file: File) -> Iterator[Row]:
     for row in file.batch({*LAYOUT.columns.values(), "completion_mask", "tool_mask", "prompt_ids", "prompt_mask"}):
         mask = np.asarray(row["completion_mask"])
@@ -183,5 +174,8 @@ COMPLETIONS_LAYOUT = read_layout(__file__, "trl-completions", lambda path: iter(
 
 
 ADAPTER = make_adapter(
-    Trl, versions=("2026-08",), layouts=(LAYOUT, COMPLETIONS_LAYOUT), classes={CONFIG_CLASS: read_call}
+    Trl,
+    versions=("2026-08",),
+    layouts=(LAYOUT, COMPLETIONS_LAYOUT),
+    classes={"GRPOConfig": lambda call: call.values(Trl.aliases)},
 )
