@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
 """The media that show a part of a document: HTML, terminal and Markdown, HTML and terminal, or HTML only."""
-MIN_SPARKLINE_SPREAD = math.log(1.5)
-"""Minimum range of a sparkline's axis, in nats."""
+MIN_SPARKLINE_SPREAD = math.log(1.5)  # minimum range of a sparkline's axis, in nats
 PartT = TypeVar("PartT", bound="DocumentPart")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -104,7 +104,7 @@ def test_the_first_screen_answers_and_names_the_next_command(width: str, tmp_pat
 def test_details_explain_the_metrics_and_the_recording(tmp_path: Path) -> None:
     done = run("analyze", write_log(tmp_path / "run.csv", planted()), "-v", code=0, COLUMNS="120")
     for words in ("rises", "falls at step 30", "high for a dense model", "order", "lag to reward",
-                  "Next step", "mismatchctl init verl"):  # fmt: skip
+                  "Next step", "recorder.write(", "docs/integrations/verl.md"):  # fmt: skip
         assert words in done.stdout
     data = json.loads(run("analyze", tmp_path / "run.csv", "--json", code=0).stdout)
     assert data["runs"]["run"]["mismatch"][0]["growth"]["verdict"] == "grew"

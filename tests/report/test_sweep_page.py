@@ -198,12 +198,13 @@ def test_predictions_name_model_and_check(found: Sweep, page: str) -> None:
     assert "Predict" not in Parsed(_page(without)).text
 
 
-def test_figures_mark_the_usual_threshold_and_the_target() -> None:
+def test_figures_mark_presets_and_the_target() -> None:
     (section,) = sections_of(sweep([MOE], DEFAULT_STUDIES[2:3], wishes=[("rejected_tokens", 0.05)]), 0)
     front, curve, *_ = (figure for part in section.parts if isinstance(part, Figures) for figure in part.figures)
     assert [(mark.name, list(mark.labels)) for mark in front.marks][-1] == ("usual default", ["usual default"])
-    usual, target = curve.rules
-    assert (usual.at, usual.text) == (1.001, "usual default")
+    *presets, target = curve.rules
+    marked = {rule.at: rule.text for rule in presets}
+    assert marked[1.001].startswith("geo_rs and ") and marked[1.01] == "skyrl-geometric-mask"
     assert target.text.startswith("5% of tokens rejected at ") and target.at and target.interval
     assert target.interval[0] <= target.at <= target.interval[1]
 

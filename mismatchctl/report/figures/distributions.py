@@ -15,8 +15,7 @@ from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 
 MAX_RUNS = 6
-_MAX_CELLS = 110
-"""Maximum number of bins of a drawn distribution, because finer bins would contain single tokens."""
+_MAX_CELLS = 110  # bins of a drawn distribution, because finer bins would contain single tokens
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
 _FAR = 1.0
 _MIN_SHARE, _PEAK, _DISAGREEMENT = 0.0005, 3.0, 0.1

@@ -20,14 +20,11 @@ Number = float | int | None
 Cell = Number | str
 Scale = Literal["linear", "log", "symlog", "band"]
 MarkKind = Literal["line", "stairs", "dots", "hexagons"]
-MUTED = -1
-"""Color number of gray. Gray is not one of the ten series colors."""
-MAX_SCREEN_POINTS = 480
-"""Maximum points of a line on a page. A longer series keeps the smallest and the largest value of each interval."""
+MUTED = -1  # color number of gray, which is not one of the ten series colors
+MAX_SCREEN_POINTS = 480  # of a line on a page; a longer series keeps the extremes of each interval
 _FEW_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
 _COLUMNS = ("x", "y", "low", "high", "labels", "values")
-MANY_FIGURES = 100
-"""If a page has at least this many figures, numbers are rounded to three digits."""
+MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to three digits
 
 
 @dataclass(frozen=True)
@@ -176,8 +173,7 @@ def round_number(value: Cell, digits: int) -> Cell:
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
-MAX_NAME = 30
-"""Maximum characters of a label in a figure. Names on the left of a bar chart may have twice this length."""
+MAX_NAME = 30  # characters of a label; names on the left of a bar chart may have twice this length
 Interval = tuple[Number, Number, Number]
 
 

@@ -15,8 +15,7 @@ from mismatchctl.results.model import NOT_RECORDED, Groups, RunResult, Series, V
 from mismatchctl.results.summary import get_summary
 
 K3_AXIS = "K3 (nats/token)"
-MAX_CORRECTIONS, MAX_PRESET_RUNS = 12, 3
-"""Maximum number of corrections in a figure, and of runs whose presets are drawn."""
+MAX_CORRECTIONS, MAX_PRESET_RUNS = 12, 3  # corrections in a figure, and runs whose presets are drawn
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,6 @@ REJECTED_AXIS = Axis(
     "tokens rejected", "symlog", (0.0, 1.0), percent=True, linear_to=0.005,
     ticks=tuple((share, f"{100 * share:g}%") for share in (0.0, 1.0, 0.1, 0.01, 0.5, 0.2, 0.05, 0.02, 0.005)),
 )  # fmt: skip
-"""Axis of rejected shares from 0 to 1. Small shares have more space."""
 _Point = tuple[float, float, str]
 
 

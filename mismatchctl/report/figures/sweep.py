@@ -18,14 +18,13 @@ from mismatchctl.core.formatting import INTERVAL_Z, file_stems
 from mismatchctl.corrections.labels import correction_label, rule_name
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
 from mismatchctl.report.figures.runs import K3_AXIS, UNBIASED, TrendChart, tokens_and_sequences
 
-START_REJECTION = 0.05
-"""Without a usual point, the explorer opens at the point whose rejection is closest to this share of the tokens."""
+START_REJECTION = 0.05  # without a usual point, the explorer opens at the point closest to this rejection
 USUAL = "usual default"  # the point with the thresholds of the study's own correction
-_MAX_NAMED = 6
-"""Maximum number of labeled points on a Pareto front."""
+_MAX_NAMED = 6  # labeled points on a Pareto front
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,15 @@ class StudyRun:
         return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
 
 
+def find_rule(correction: Correction, path: str) -> Weight | Gate | None:
+    """Return the rule that contains a field such as `gates.0.keep`."""
+    kind, *rest = path.split(".")
+    return correction.weight if kind == "weight" else correction.gates[int(rest[0])] if kind == "gates" else None
+
+
 def axis_label(correction: Correction, path: str) -> str:
     """Return the meaning of an axis, for example "bound x of the geometric mean"."""
-    kind, _, rest = path.partition(".")
-    index = rest.partition(".")[0]
-    rule: Weight | Gate | None = correction.weight if kind == "weight" else None
-    if kind == "gates" and index.isdecimal() and int(index) < len(correction.gates):
-        rule = correction.gates[int(index)]
+    rule = find_rule(correction, path)
     return path if rule is None else f"bound x of the {rule_name(rule)}"
 
 
@@ -117,11 +118,31 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
     return Marks("line", name, x.tolist(), y.tolist(), low, high, color=color)
 
 
+def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[str]]:
+    """Return the thresholds of presets with the same kind of rule on the axis, and the names of these presets."""
+    rule, found = find_rule(own.study.correction, axis.path), dict[float, list[str]]()
+    numbers = [value for value in axis.values if isinstance(value, float)]
+    field, *end = axis.path.split(".")[2 if axis.path.startswith("gates") else 1 :]
+    for name, preset in load_presets().items() if rule else ():
+        rules: tuple[Weight | Gate | None, ...] = (preset.correction.weight, *preset.correction.gates)
+        for other in rules:
+            alike = rule and other and rule_name(other) == rule_name(rule)
+            bound = getattr(other, field, None) if alike else None
+            if isinstance(bound, tuple):
+                low, high = bound
+                mirrored = low and high and math.isclose(low * high, 1, rel_tol=1e-4)
+                bound = bound[int(end[0])] if end else high if mirrored else None
+            if isinstance(bound, float) and min(numbers) <= bound <= max(numbers):
+                found.setdefault(float(f"{bound:.6g}"), []).append(name)
+    return found
+
+
 def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
-    """Yield a line at the usual threshold, and at each threshold that meets a target if the study has only one rule."""
+    """Yield a line at the thresholds of presets, and at those that meet a target if the study has only one rule."""
     study, path = own.study, own.study.axes[place].path
-    if own.usual is not None:
-        yield ReferenceLine("x", float(study.points[own.usual][place] or 0.0), USUAL, style="limit")
+    for value, names in _preset_thresholds(own, study.axes[place]).items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield ReferenceLine("x", value, f"{names[0]}{more}", style="limit")
     for target in own.sweep.targets if (study.correction.weight is not None) + len(study.correction.gates) == 1 else ():
         if target.run == own.run and target.correction is not None and target.status == "ok":
             solved = Study(study.correction, (ThresholdAxis(path, (target.threshold,)),)).correction_at(0)

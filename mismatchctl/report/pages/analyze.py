@@ -29,10 +29,8 @@ from mismatchctl.results.summary import HARMLESS_CAUSES, RunStatus, get_summary,
 if TYPE_CHECKING:
     from mismatchctl.api.sweep.result import Sweep
 
-BRIEF_RUN_COUNT = 9
-"""If there are at least this many runs, the page shows only the main figures of each run."""
-MAX_DETAILED_RUNS = 3
-"""Maximum runs with their own tables on the page, and with their own section in the terminal."""
+BRIEF_RUN_COUNT = 9  # from this number of runs on, the page shows only the main figures of each run
+MAX_DETAILED_RUNS = 3  # runs with their own tables on the page, and with their own section in the terminal
 MAX_COLORED_RUNS = MAX_RUN_CARDS = 8
 """Maximum runs whose answer is visible before the page is expanded."""
 MAX_CORRECTIONS, LOG_LENGTH = 5, 200

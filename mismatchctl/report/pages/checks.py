@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from mismatchctl.api.doctor import Dependency, Machine, SelfTestCheck
     from mismatchctl.data.reader import FileCheck
 
-_SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_LENGTH = 3, 3, 130
-"""Maximum kinds of files, findings, and characters of a fault in the terminal without `-v`."""
+_SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_LENGTH = 3, 3, 130  # in the terminal without -v
 _LEVEL_NOUNS = {"error": "error", "warning": "warning", "unknown": "unknown value", "info": "note"}
 
 

@@ -17,8 +17,7 @@ from mismatchctl.report.tables import SHORT_TITLES, find_metric, metric_columns,
 from mismatchctl.results.model import NOT_RECORDED
 from mismatchctl.results.summary import STATUSES, RunStatus
 
-MAX_DETAILED_CONTRASTS = 3
-"""Maximum comparisons with their own tables in a terminal."""
+MAX_DETAILED_CONTRASTS = 3  # comparisons with their own tables in a terminal
 MAX_METRICS, MAX_PARTS, TERMINAL_PARTS, MAX_DRAWN = 24, 50, 9, 12
 MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 11
 

@@ -111,7 +111,6 @@ def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, fu
 
 
 def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.Card:
-    """Return the card of a finding. `place` is its number."""
     share = f", {summary.percent(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
     return doc.Card(
         finding.confidence, "calm" if finding.cause in summary.HARMLESS_CAUSES else finding.confidence,
@@ -149,7 +148,6 @@ def format_fact(fact: Fact) -> str:
 
 
 def format_example(example: Example) -> str:
-    """Format the place of an example: the file with its folder, and the row."""
     names = ("position", "sequence_id", "step")
     parts = [f"{name.removesuffix('_id')} {value}" for name in names if (value := getattr(example, name)) is not None]
     return f"{'/'.join(example.file.split('/')[-2:])}: {', '.join([f'row {example.row}', *parts])}"

@@ -12,8 +12,7 @@ from mismatchctl.report import document as doc
 from mismatchctl.report.figures.figure import Axis, Figure, Interval, change_axis, rows_figure
 from mismatchctl.results.summary import Status
 
-MAX_CHECKS, MAX_REASONS, MAX_DRAWN = 6, 3, 16
-"""Maximum checks and notes on a screen, and checks in the figure."""
+MAX_CHECKS, MAX_REASONS, MAX_DRAWN = 6, 3, 16  # checks and notes on a screen, and checks in the figure
 _REASON_LENGTH = 150
 _OUTCOMES = ("failed", "undecided", "passed")
 _STATUSES: Mapping[str, Status] = {"passed": "OK", "undecided": "CHECK", "failed": "FAIL"}
@@ -180,8 +179,8 @@ def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.
 
 def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
     known = [check for check in checks if (check.value or 0) > 0 and (check.limit or 0) > 0]
-    shown = {api.check_name(check): check for check in sorted(known, key=lambda check: _OUTCOMES.index(check.outcome))}
-    shown = dict(list(shown.items())[:MAX_DRAWN])
+    known.sort(key=lambda check: _OUTCOMES.index(check.outcome))
+    shown = {api.check_name(check): check for check in known[:MAX_DRAWN]}
     if not shown:
         return None
 

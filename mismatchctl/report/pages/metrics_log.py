@@ -12,6 +12,11 @@ from mismatchctl.results.model import K3Standing, Value
 from mismatchctl.results.summary import FAILING_GROWTH, RANGE_TEXTS, RunStatus, Status, classify_k3, describe_onset
 
 _SHOWN = 5
+SNIPPET = """\
+from mismatchctl.recorder import Recorder
+
+with Recorder("dumps/", run="NAME") as recorder:
+    recorder.write(step=step, rollout_log_probs=..., train_log_probs=..., response_mask=..., prompt_id=...)"""
 
 
 def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
@@ -29,9 +34,11 @@ def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
     if whole:
         text = (
             "A log shows that the mismatch changed, but not why. With a dump of a few steps, diagnose finds the cause, "
-            "analyze and sweep show the data that each correction would reject, and gate compares it with a baseline."
+            "analyze and sweep show the data that each correction would reject, and gate compares it with a baseline. "
+            f"These lines record a dump (for {framework or 'your framework'}: docs/integrations/"
+            f"{framework and f'{framework}.md'}):"
         )
-        code = doc.Code("Print the code that records a dump", following)
+        code = doc.Code("record a dump", SNIPPET, reach=doc.EVERYWHERE)
         made.add(doc.Section("Next step", "next").add(doc.Note(text), code))
     made.commands = [*([] if whole else [("Details", "-v")]), ("Next", following)]
     return made

@@ -10,7 +10,7 @@ from typing import Any
 
 from mismatchctl.api.predict import Prediction
 from mismatchctl.api.sweep import result as api
-from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study
+from mismatchctl.api.sweep.study import Study
 from mismatchctl.core import formatting as form
 from mismatchctl.core.formatting import DASH, file_stems, format_count, format_number
 from mismatchctl.corrections.labels import correction_label, threshold_label
@@ -27,8 +27,7 @@ from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, find_met
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import percent, skipped_data_notes
 
-MAX_POINTS_SHOWN, POINTS = 12, 5
-"""Maximum points in a table of the page, and on the screen next to the frameworks' default."""
+MAX_POINTS_SHOWN, POINTS = 12, 5  # in a table of the page, and on the screen next to the frameworks' default
 MAX_STUDIES = 4
 FOLD_ROWS = 16
 
@@ -245,12 +244,8 @@ def study_section(own: StudyRun) -> doc.Section:
 
 def _lead_sentence(study: Study, start: int) -> str:
     about = f"{study.correction.about.rstrip('.')}. " if study.correction.about else ""
-    paths = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in INTERVAL_FIELDS]
-    labels = (axis_label(study.correction, path).removeprefix("bound x of ") for path in paths)
-    names = " and ".join(dict.fromkeys(labels))
-    sides = f"A bound x of {names} keeps ratios within [1/x, x], and differences within [-x, x]. " if paths else ""
     fixed = f"Curves pass through {api.format_point(study, start)}." if len(study.axes) > 1 else ""
-    return (about[:1].upper() + about[1:] + sides + fixed).strip() or "One threshold varies."
+    return (about[:1].upper() + about[1:] + fixed).strip() or "One threshold varies."
 
 
 def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, **more: Any) -> doc.Table:
@@ -276,8 +271,7 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, **m
     return doc.Table.of(caption, rows, columns, sortable=True, left_out=left_out, **more)
 
 
-MAX_EXPLORER_POINTS = 1_000
-"""Maximum points of a study in the interactive explorer, over all runs."""
+MAX_EXPLORER_POINTS = 1_000  # of a study in the interactive explorer, over all runs
 OWN_SYNTAX = "mismatchctl"
 
 
