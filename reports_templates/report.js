@@ -2,7 +2,7 @@
 "use strict";
 const root = document.documentElement;
 root.classList.add("js");
-const page = JSON.parse(document.getElementById("figures")?.textContent ?? '{"columns":[],"figures":[]}');
+const page = JSON.parse(document.getElementById("figures")?.textContent ?? '{"columns":[],"captions":[],"figures":[]}');
 const make = (tag, properties = {}, ...children) => {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
@@ -144,7 +144,7 @@ const drawRules = (spec, [x, y], marks) => {
       if (rule.interval && rule.interval[1] > rule.interval[0]) found.push(Plot.rect([0], { x1: Math.max(rule.interval[0], x[0]), x2: Math.min(rule.interval[1], x[1]), y1: y[0], y2: y[1], fill: color, fillOpacity: 0.13 }));
       found.push(Plot.ruleX([rule.at], { stroke: color, strokeDasharray: solid }));
       const texts = spec.rules.filter((other) => other.axis === "x" && other.text && drawn(other.run));
-      const late = rule.at > x[0] + 0.8 * (x[1] - x[0]);
+      const late = rule.at > x[0] + 0.5 * (x[1] - x[0]);
       if (rule.text) found.push(Plot.text([rule.text], { x: rule.at, frameAnchor: "top", dy: 2 + 14 * texts.indexOf(rule), dx: late ? -5 : 5, textAnchor: late ? "end" : "start", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 4, fontSize: 11.5, className: "rule-label" }));
     }
   }
@@ -214,8 +214,8 @@ const drawFigure = (figure, width) => {
   const labels = ends ? marks.filter((mark) => mark.color !== -1).map((mark) => mark.name) : [];
   const few = labels.length <= 10 && width > 560;
   const left = band("y") ? long(domains[1]) : spec.x.named ? 66 : 52;
-  const ticks = spec.x.named ? Math.max(...spec.x.ticks.map(([, text]) => text.length)) * 4.4 : 16;
-  const right = ends && few && labels.length ? long(labels) : Math.max(16, ticks);
+  const ticks = spec.x.named ? Math.max(...spec.x.ticks.map(([, text]) => text.length)) * 4.4 : 20;
+  const right = ends && few && labels.length ? long(labels) : Math.max(20, ticks);
   const low = Number(figure.dataset.height) || (wide ? 330 : 250);
   const inner = width - left - right;
   const square = spec.size === "square";
@@ -310,7 +310,7 @@ const fill = (figure) => {
   const spec = page.figures[figure.dataset.figure];
   figure.append(make("p", { className: "title", textContent: spec.title }), ...(spec.x.label === "step" ? [make("p", { className: "readout", ariaLive: "polite" })] : []), make("div", { className: "canvas" }));
   resized.observe(figure.querySelector(".canvas"));
-  if (spec.caption) figure.append(make("figcaption", { textContent: spec.caption }));
+  if (page.captions[spec.caption]) figure.append(make("figcaption", { textContent: page.captions[spec.caption] }));
   const details = make("details", { className: "numbers" }, make("summary", { textContent: "Numbers" }));
   details.addEventListener("toggle", () => {
     if (!details.open || details.querySelector("table")) return;

@@ -276,7 +276,6 @@ class Document:
         return self
 
     def parts(self, kind: type[Any]) -> Iterator[Any]:
-        """Yield the parts of one type in the order of the page."""
         waiting: list[Any] = self.sections[::-1]
         while waiting:
             part = waiting.pop()

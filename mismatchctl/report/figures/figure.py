@@ -142,8 +142,9 @@ def _thin_line(mark: Marks) -> Marks:
 
 
 def page_data(figures: Sequence[Figure]) -> dict[str, Any]:
-    """Return the figures of a page for its script, without defaults. Equal columns are shared."""
+    """Return the figures of a page for its script, without defaults. Equal columns and captions are shared."""
     columns: dict[tuple[Cell, ...], int] = {}
+    captions: dict[str, int] = {}
     digits = _FEW_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
 
     def changed(part: Any, default: Any) -> dict[str, Any]:
@@ -158,19 +159,21 @@ def page_data(figures: Sequence[Figure]) -> dict[str, Any]:
 
     described = [
         vars(figure) | {
-            "alt": figure.alt, "x": changed(figure.x, Axis()), "y": changed(figure.y, Axis()),
+            "alt": figure.alt, "caption": captions.setdefault(figure.caption, len(captions)),
+            "x": changed(figure.x, Axis()), "y": changed(figure.y, Axis()),
             "rules": [changed(rule, ReferenceLine("x", None)) | {"axis": rule.axis} for rule in figure.rules],
             "marks": [mark_data(_thin_line(mark)) for mark in figure.marks],
         }
         for figure in figures
     ]  # fmt: skip
-    return {"columns": list(columns), "figures": described}
+    return {"columns": list(columns), "captions": list(captions), "figures": described}
 
 
 def round_number(value: Cell, digits: int) -> Cell:
     if not isinstance(value, float):
         return value
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    rounded = float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return int(rounded) if rounded is not None and rounded.is_integer() and abs(rounded) < 1e9 else rounded
 
 
 MAX_NAME = 30  # characters of a label; names on the left of a bar chart may have twice this length

@@ -16,7 +16,6 @@ from mismatchctl.results.summary import get_summary, percent, run_status
 LINE_COLUMNS = {
     "tokens": ("tokens", 9), "k3": ("nats/token", 9), "abs_diff_mean": ("nats", 11), "ess_token": ("fraction", 10),
 }  # fmt: skip
-"""(unit, width) per metric."""
 _ONE_RUN_ONLY = "abs_diff_mean"  # left out if a line has the name of the run, so that the line fits 80 columns
 MAX_FIRST_STEPS, MAX_FIRST_RUNS = 12, 5  # of data that exists at the start; jumps are always shown
 _WIDTH = 140
