@@ -23,16 +23,16 @@ import pyarrow
 from tests.paths import ROOT
 
 LIMITS = """
-- pyarrow decodes Parquet and Arrow in mismatchctl's process, so a forged file could crash mismatchctl. Fuzzing found
-  one crash, by a footer that contradicts its schema. mismatchctl therefore parses the footer itself before pyarrow
-  reads it. Read an untrusted dump in a separate process.
-- The full test suite runs on Python 3.11 only. The other Python versions in the table passed a part of the suite.
-  Older versions of torch are not tested.
+- pyarrow decodes Parquet and Arrow in mismatchctl's process, so a manipulated file could crash mismatchctl. The tests
+  found one crash, with a footer that contradicts its schema. mismatchctl therefore checks the footer before pyarrow
+  reads the file. Read an untrusted dump in a separate process.
+- All tests run on Python 3.11 only. The other Python versions in the table passed a part of the tests. Older versions
+  of torch are not tested.
 - A framework file above 64 MB is read through a memory map. If another process truncates the file while mismatchctl
   reads it, mismatchctl crashes.
-- mismatchctl reads PyTorch files with its own unpickler. `torch.load(weights_only=True, mmap=True)` of torch 2.13
-  needed more than 60 s for a file of 2.3 MB with colliding keys and for a compressed archive of 3.1 MB, and 12 GB for a
-  file of 1.2 MB that copies one string 50,000 times.
+- mismatchctl reads PyTorch files with its own unpickler, because `torch.load` is slow or needs much memory on some
+  manipulated files. For example, `torch.load(weights_only=True, mmap=True)` of torch 2.13 needed more than 60 s for a
+  file of 2.3 MB, and 12 GB for a file of 1.2 MB that copies one string 50,000 times.
 - pyarrow 26 cannot read some lists of booleans in small version 2 pages that pyarrow itself wrote. mismatchctl
   refuses a file with such lists.
 - Small files can take long: `compare` needs 50 s for a file of 36 KB with 2 million sequences of one row each, and
@@ -67,7 +67,7 @@ def _wrong(found: list[dict[str, Any]]) -> int:
 
 ROWS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], tuple[int, int]]]] = {
     "cases": (
-        "a command on a damaged or odd dump, Result, configuration, framework file, log or option",
+        "a command on a damaged or unusual dump, result file, configuration, framework file, log or option",
         lambda found: (len(found), _wrong(found)),
     ),
     "readers": (
@@ -75,11 +75,11 @@ ROWS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], tuple[int, int]]]] =
         lambda found: (len(found), _wrong(found)),
     ),
     "natives": (
-        "a decoder in C (Parquet, Arrow, torch, pickle, YAML, JSON, TensorBoard) on changed bytes",
+        "a decoder written in C (Parquet, Arrow, torch, pickle, YAML, JSON, TensorBoard) on a file with changed bytes",
         lambda found: (sum(one["files"] for one in found), _wrong(found)),
     ),
     "guided": (
-        "a parser of mismatchctl under coverage-guided fuzzing with atheris",
+        "a parser of mismatchctl on inputs that the fuzzer atheris generates",
         lambda found: (sum(one["executions"] for one in found), _wrong(found)),
     ),
     "open": (
@@ -87,7 +87,7 @@ ROWS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], tuple[int, int]]]] =
         lambda found: (len(found), sum(one["code"] == 0 or bool(one["error"]) for one in found)),
     ),
     "edited": (
-        "the gate on a Result or baseline with one changed value (failure: the gate passes)",
+        "the gate on a result file or baseline with one changed value (failure: the gate passes)",
         lambda found: (len(found), sum(one["code"] in (0, 1) for one in found)),
     ),
     "kills": (
@@ -140,11 +140,12 @@ def document(folder: Path, earlier: str = "") -> str:
         "This page shows how mismatchctl behaves on damaged files, when it is killed, and with other versions of its",
         "dependencies. For every input, mismatchctl must end with an answer, or with one error message and exit code",
         "2, 3 or 4. The process must not print a traceback, run longer than 30 s, use more than 2 GB for a file of a",
-        "few kilobytes, or leave a partial output file. The tests in the table check these rules. Each try has its own",
-        "random seed, and a broken rule counts as a failure. [Limits](#limits) lists the known exceptions.",
+        "few kilobytes, or leave a partial output file. A try is a failure if it breaks one of these rules. Each try",
+        "has its own random seed. [Limits](#limits) lists the known exceptions.",
         "",
-        f"The tries ran on Python {platform.python_version()} with pyarrow {pyarrow.__version__}, on several commits.",
-        "After each repair, the seeds that had failed were run again. `make reliability` repeats all tries.",
+        f"The tries ran on Python {platform.python_version()} with pyarrow {pyarrow.__version__}, on several commits "
+        "of mismatchctl.",
+        "After each repair, the tries that had failed were repeated. `make reliability` repeats all tries.",
         "",
         "| test | tries | failures |",
         "|---|---|---|",
