@@ -112,8 +112,8 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
     mark = Marks("hexagons", "tokens", joint.x, joint.y, values=joint.tokens, shift=joint.width)
     return Figure(
         name, title if apart else "Rollout and train probability",
-        "Each token is drawn at its probability on the two sides. Darker cells contain more tokens. On the "
-        "diagonal, both sides agree.",
+        "The axes show the probability of a token on the two sides. Darker cells contain more tokens. On the "
+        "diagonal, the two sides agree.",
         Axis("rollout probability", limits=(0.0, 1.0)), Axis("train probability", limits=(0.0, 1.0)), (mark,),
         size="square",
     )  # fmt: skip
@@ -121,7 +121,8 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
 
 QUANTITIES = {
     "position": ("K3 by position", "position in the response (tokens)", "position",
-                 "Noise gives a flat curve. The curve rises if an error accumulates along the response."),
+                 "If the mismatch is noise, the curve is flat. "
+                 "If an error accumulates along the response, the curve rises."),
     "surprisal": ("K3 by probability", "rollout probability of the token", "probability",
                   "Noise in the logits raises K3 of rare tokens. If the curve is high on the right, "
                   "likely tokens differ."),

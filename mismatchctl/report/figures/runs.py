@@ -71,7 +71,7 @@ DRIFT_CHARTS = (
 )  # fmt: skip
 CORRECTION_TRENDS = (
     TrendChart("rejected_tokens", "Rejected tokens", Axis("share of tokens", percent=True),
-               "If a correction rejects more data from step to step, the mismatch grows."),
+               "If the share rises over the steps, the mismatch grows."),
     TrendChart("ess_token", "Effective sample size with correction", Axis("effective sample size", percent=True),
                "The share of the data that still counts after weights and rejection."),
     TrendChart("weight_mean", "Mean weight", Axis("mean weight"),
@@ -228,7 +228,9 @@ def selection_figure(
             rows[row] = fig.interval_of(mean.value, mean.se, mean.interval)
     if not any(all(series[side][row][0] is not None for side in series) for row in chosen):
         return None
-    caption = "If kept and rejected responses have different rewards, rejection changes the training data."
+    caption = (
+        "If kept and rejected responses have different rewards, rejection changes the mean reward in training."
+    )
     return fig.rows_figure(name, f"Mean {metric}, kept and rejected", caption, Axis(axis), series)
 
 

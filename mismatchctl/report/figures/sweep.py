@@ -75,7 +75,7 @@ def axis_label(correction: Correction, path: str) -> str:
 
 _CURVES = (
     TrendChart("rejected", "Rejected", Axis("share rejected", percent=True),
-               "The share of the data that a threshold removes from training.",
+               "The curves show the share of the data that each threshold rejects.",
                (("rejected_tokens", "tokens"), ("rejected_sequences", "sequences"))),
     TrendChart("ess", "Effective sample size", Axis("effective sample size", percent=True),
                "The share of the data that still counts after weights and rejection.", tokens_and_sequences("ess")),
@@ -181,7 +181,8 @@ def front_figure(own: StudyRun) -> Figure | None:
         dots("Pareto front", best, labels=labels),
         dots(USUAL, usual, color=1, labels=[USUAL for _ in usual]),
     ]
-    caption = "No other point beats a point on the Pareto front in rejection, ESS and bias. The labels are thresholds."
+    caption = "Compared with a point on the Pareto front, each other point rejects more, has a lower ESS or has a "
+    caption += "larger bias. The labels are thresholds."
     title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
     shown = tuple(mark for mark in marks if len(mark.x))
     return Figure(f"{own.stem}-front", title, caption, x, y, shown, size="wide")

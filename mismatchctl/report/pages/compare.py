@@ -291,7 +291,8 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
     noun, largest = shorten(decomposition.quantity, 40), max(parts, key=lambda row: abs(parts[row].total))
     moved = " of ".join(api.format_signed(change) for change in (parts[largest].total, decomposition.difference))
     return rows_figure(
-        name, f"{shorten(largest, 2 * MAX_NAME)} contributes most: {moved} nats/token",
-        f"The {MAX_DRAWN} largest parts at most are shown. All parts, shown or not, add up to the change of K3.",
+        name, f"{shorten(largest, 2 * MAX_NAME)} changes K3 most: {moved} nats/token",
+        f"Each row is a part of the runs. The figure shows at most {MAX_DRAWN} parts with the largest contributions. "
+        "The contributions of all parts add up to the change of K3.",
         Axis("contribution (nats/token)"), series, noun=noun, rule=(0.0, ""),
     )  # fmt: skip
