@@ -228,9 +228,7 @@ def selection_figure(
             rows[row] = fig.interval_of(mean.value, mean.se, mean.interval)
     if not any(all(series[side][row][0] is not None for side in series) for row in chosen):
         return None
-    caption = (
-        "If kept and rejected responses have different rewards, rejection changes the mean reward in training."
-    )
+    caption = "If kept and rejected responses have different rewards, rejection changes the mean reward in training."
     return fig.rows_figure(name, f"Mean {metric}, kept and rejected", caption, Axis(axis), series)
 
 
