@@ -56,6 +56,7 @@ ALONE = [
     *(case("duplicated_rows", str(share), lambda d, s=share: planted.duplicated(d, s)) for share in (0.05, 0.5)),
     case("mask_wrong", "inverted", lambda d: planted.mask_inverted(d, 20)),
     case("mask_wrong", "prompt", lambda d: planted.mask_covers_prompt(d, 20)),
+    case("mask_wrong", "scored prompt", lambda d: planted.mask_covers_scored_prompt(d, 20)),
     *(
         case("wrong_log_base", f"{side}-{name}", lambda d, s=side, f=factor: planted.other_logarithm(d, s, f))
         for side in ("rollout", "train")

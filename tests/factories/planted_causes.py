@@ -319,6 +319,20 @@ def mask_covers_prompt(dump: Planted, count: int) -> Planted:
     return _inserted(dump, rows, np.zeros(len(rows), np.int64), count, values)
 
 
+def mask_covers_scored_prompt(dump: Planted, count: int) -> Planted:
+    """Insert a prompt before each response. The two sides agree on its tokens except for noise."""
+    names, prompts = np.unique(dump.columns["prompt_id"], return_inverse=True)
+    ids, scores = dump.random.integers(0, 99, (len(names), count)), -dump.random.exponential(2.0, (len(names), count))
+
+    def score(number: int) -> np.ndarray:
+        return scores[prompts].ravel() + dump.random.normal(0, 1e-3, number)
+
+    values: dict[str, Any] = {f"{name}_log_probs": score for name in ("rollout", "train", "current")}
+    values |= {"token_ids": lambda n: ids[prompts].ravel(), "response_mask": True}
+    rows = np.arange(len(dump))
+    return _inserted(dump, rows, np.zeros(len(rows), np.int64), count, values)
+
+
 def mask_inverted(dump: Planted, count: int) -> Planted:
     dump = mask_covers_prompt(dump, count)
     dump.tokens["response_mask"] = dump.place < count

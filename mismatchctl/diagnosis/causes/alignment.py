@@ -319,7 +319,7 @@ def detect_retokenized(case: Case) -> Detection | None:
 
 
 def detect_mask_wrong(case: Case) -> Detection | None:
-    return _match_inverted_mask(case) or _match_prompt_in_mask(case)
+    return _match_inverted_mask(case) or _match_prompt_in_mask(case) or _match_shared_prefix(case)
 
 
 def _match_inverted_mask(case: Case) -> Detection | None:
@@ -373,7 +373,45 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
     )
 
 
-MIN_LOG_PROB = -200.0
+def _match_shared_prefix(case: Case) -> Detection | None:
+    """Find prompts whose responses share an improbable prefix, because both sides scored the prompt too."""
+    ids = case.rows.extra_columns.get("token_ids")
+    if ids is None or case.rows.columns.get("prompt_id") is None:
+        return None
+    members: dict[int, list[int]] = {}
+    for sequence in np.flatnonzero(case.counts > 0).tolist():
+        members.setdefault(int(case.clusters[sequence]), []).append(sequence)
+    pairs = [sequences[:2] for sequences in members.values() if len(sequences) > 1]
+    prefix, hits, lengths = np.zeros(len(case.sound), np.bool_), [], []
+    for pair in pairs:
+        one, two = (case.index[slice(*case.segments.offsets[sequence : sequence + 2])] for sequence in pair)
+        shorter = min(len(one), len(two))
+        differ = np.flatnonzero(ids[one[:shorter]] != ids[two[:shorter]])
+        common = int(differ[0]) if len(differ) else 0
+        surprise = -np.maximum(case.train, case.rollout)[one[:common]].sum()
+        if surprise > _PREFIX_MIN_SURPRISE:
+            hits.append(pair[0])
+            lengths.append(common)
+            prefix[one[:common]] = prefix[two[:common]] = True
+    if len(hits) < max(3, 0.5 * len(pairs)):
+        return None
+    return Detection(
+        "medium",
+        f"for {len(hits)} of {len(pairs)} prompts, all responses begin with the same tokens (on average "
+        f"{np.mean(lengths):.0f}). The mask counts the prompt as response",
+        share=case.share(prefix),
+        evidence=(
+            make_fact("prompts", len(hits) / len(pairs), "share of prompts whose responses begin with the same tokens"),
+            make_fact("tokens_each", np.mean(lengths), "mean number of shared tokens"),
+            make_fact("nats", _PREFIX_MIN_SURPRISE, "minus log-prob above which samples share no tokens by chance"),
+        ),
+        where={"positions": f"the first {int(np.median(lengths))} tokens"},
+        examples=np.array(hits[:3]),
+        rivals={"unsampled_tokens": "read the first token_ids. A forced prefix of the response looks the same"},
+    )
+
+
+_PREFIX_MIN_SURPRISE, MIN_LOG_PROB = 20.0, -200.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
 """Shortest row; nats, and multiples of the row's median, above which its last token is off."""
 _REPAIRING = {
