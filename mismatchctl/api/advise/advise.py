@@ -8,37 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatchctl.api.advise.advice import (
-    MIN_LOSS_SCALE,
-    Advice,
-    RankedCorrection,
-    RunAdvice,
-    candidate_label,
-)
+from mismatchctl.api.advise import candidates
+from mismatchctl.api.advise.advice import MIN_LOSS_SCALE, Advice, RankedCorrection, RunAdvice, candidate_label
 from mismatchctl.api.advise.candidates import (
-    CONVERGENCE_RANGE,
-    MIN_SEQUENCES,
-    RELIABLE_SEQUENCES,
-    SIGNIFICANT_STANDARD_ERRORS,
     BiasReference,
     Candidate,
     CandidateRanking,
     GradientMoments,
     GradientProducts,
-    GradientReference,
     Limits,
     RunSample,
-    Surrogate,
-    apply_to_sample,
-    choose_correction,
-    choose_reference,
-    default_candidates,
-    evaluate_candidate,
-    framework_candidates,
-    read_samples,
-    required_standard_errors,
-    sequence_k_hat,
-    unique_candidates,
 )
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.api.scan import ReadOptions
@@ -109,13 +88,15 @@ def advice_notes(
     ]
     if sample.token_ids is None:
         notes.append("the dump lacks token_ids. Ranks of probabilities replace the ids, so the advice is less reliable")
-    if len(sample) < MIN_SEQUENCES:
-        failed = f" and failed below {RELIABLE_SEQUENCES}" if len(sample) < RELIABLE_SEQUENCES else ""
+    if len(sample) < candidates.MIN_SEQUENCES:
+        failed = (
+            f" and failed below {candidates.RELIABLE_SEQUENCES}" if len(sample) < candidates.RELIABLE_SEQUENCES else ""
+        )
         notes.append(
             f"the dump has {len(sample)} sequences. In tests with a known answer, the advice was less reliable below "
-            f"{MIN_SEQUENCES} sequences{failed}. A significant difference needs "
-            f"{required_standard_errors(len(sample)):.2g} standard errors instead of "
-            f"{SIGNIFICANT_STANDARD_ERRORS:.2g}"
+            f"{candidates.MIN_SEQUENCES} sequences{failed}. A significant difference needs "
+            f"{candidates.required_standard_errors(len(sample)):.2g} standard errors instead of "
+            f"{candidates.SIGNIFICANT_STANDARD_ERRORS:.2g}"
         )
     mean = sample.batch.tokens / max(len(sample), 1)
     if mean > VALIDATED_RESPONSE_TOKENS:
@@ -152,7 +133,7 @@ def _explain_reference(reference: BiasReference) -> str:
     name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
     if not reference.is_per_token:
         return f"the sample does not contain the tail of the weights of the reference {name} (mean weight {mean})"
-    low, high = CONVERGENCE_RANGE
+    low, high = candidates.CONVERGENCE_RANGE
     return (
         f"the sequence weights have a mean of {mean}, which is outside {low:g} to {high:g}. Therefore, the "
         "reference is "
@@ -186,19 +167,19 @@ def rank_corrections(
         "framework": framework.title if framework is not None else "",
     }
     if sample.batch.tokens:
-        known["severity"] = classify_severity(evaluate_candidate(_DEFAULT, sample)[0].ess)
+        known["severity"] = classify_severity(candidates.evaluate_candidate(_DEFAULT, sample)[0].ess)
     why = _reason_not_rankable(sample, update)
     if why:
         notes = [why, *(_loss_scale_notes(sample, yours) if sample.batch.tokens else ())]
-        return RunAdvice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": notes})
-    critical = required_standard_errors(len(sample))
+        return RunAdvice.model_validate(known | {"k_hat": candidates.sequence_k_hat(sample), "notes": notes})
+    critical = candidates.required_standard_errors(len(sample))
     with np.errstate(all="ignore"):  # overflows cannot be ranked
-        reference = choose_reference(sample)
+        reference = candidates.choose_reference(sample)
         measured, products, refused = measure_candidates(sample, reference, corrections, limits, yours)
         own = [name for name in measured if name.startswith(_YOURS)]
         scale = len(sample) / len(products["none"]) / update
         shrinking = {name for name, one in measured.items() if one.loss_scale < MIN_LOSS_SCALE}
-        choice = choose_correction(products, scale, critical, shrinking=shrinking, unranked=own)
+        choice = candidates.choose_correction(products, scale, critical, shrinking=shrinking, unranked=own)
     known["k_hat"] = reference.k_hat
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return RunAdvice.model_validate(known | {"notes": [_TOO_LARGE]})
@@ -242,7 +223,7 @@ def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterato
     low, high = LOSS_SCALE_RANGE
     for correction in yours:
         if not _missing_column(correction, sample):
-            scale = apply_to_sample(correction, sample).loss_scale
+            scale = candidates.apply_to_sample(correction, sample).loss_scale
             if not low <= scale <= high:
                 yield f"{correction.name} multiplies the loss by {scale:.3g}"
 
@@ -268,14 +249,16 @@ def measure_candidates(
     yours: Sequence[Correction] = (),
 ) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
     """Return the corrections within the limits, the inner products of their gradients, and reasons against others."""
-    surrogate = Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
-    unbiased = GradientReference.of(surrogate.gradients(apply_to_sample(reference.correction, sample)))
+    surrogate = candidates.Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
+    unbiased = candidates.GradientReference.of(
+        surrogate.gradients(candidates.apply_to_sample(reference.correction, sample))
+    )
     measured, products, refused = dict[str, Candidate](), dict[str, GradientProducts](), dict[str, str]()
     named = [*((each.name, each) for each in corrections), *((f"{_YOURS}{each.name}", each) for each in yours)]
     for name, each in named:
         if _missing_column(each, sample):
             continue
-        own, applied = evaluate_candidate(each, sample)
+        own, applied = candidates.evaluate_candidate(each, sample)
         is_limited = name != "none" and not name.startswith(_YOURS)
         if is_limited and (why := limits.refuse(each, own.rejected_tokens, own.ess)):
             refused[name] = why
@@ -303,12 +286,12 @@ def advise(
 ) -> Advice:
     """For each run, rank corrections by the error of the gradient of one update, and report a bug to fix first."""
     known = load_framework(framework) if framework else None
-    candidates = unique_candidates(
-        corrections or (framework_candidates(framework) if framework else default_candidates())
+    tried = candidates.unique_candidates(
+        corrections or (candidates.framework_candidates(framework) if framework else candidates.default_candidates())
     )
     findings = diagnose(paths, rename=options.get("rename")).runs
     try:
-        samples = read_samples(paths, **options)
+        samples = candidates.read_samples(paths, **options)
     except DataError as error:
         fixes = {run: find_fixable(found) for run, found in findings.items()}
         if not all(finding is not None and is_uncorrectable(finding) for finding in fixes.values()):
@@ -317,7 +300,7 @@ def advise(
     result = {}
     for run, found in findings.items():
         # a cause can be wrong, so the ranking never depends on it
-        advice = rank_corrections(samples.pop(run), candidates, batch, limits or Limits(), known, yours)
+        advice = rank_corrections(samples.pop(run), tried, batch, limits or Limits(), known, yours)
         result[run] = advice.model_copy(
             update={"fix_first": find_fixable(found, MIN_HEADLINE_SHARE), "growth": find_growth(found)}
         )

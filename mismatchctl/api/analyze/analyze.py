@@ -39,14 +39,8 @@ from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Dtype, Framework, ReplayOptions
-from mismatchctl.io.files import (
-    PARQUET_METADATA,
-    atomic_output,
-    explain_write_errors,
-    make_temporary_folder,
-    natural_key,
-    remove_folder,
-)
+from mismatchctl.io import files as io_files
+from mismatchctl.io.files import PARQUET_METADATA, atomic_output, natural_key
 from mismatchctl.io.stores import escape_unprintable
 from mismatchctl.measure.columns import MISMATCH_NAME, correction_columns
 from mismatchctl.measure.kernels import Device, choose_kernel
@@ -449,19 +443,19 @@ class SequenceFile:
         self._path, self._plan, self._parts = path, plan, list[Path]()
 
     def __enter__(self) -> SequenceFile:
-        self._folder = None if self._path is None else make_temporary_folder()
+        self._folder = None if self._path is None else io_files.make_temporary_folder()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._folder is not None:
-            remove_folder(self._folder)
+            io_files.remove_folder(self._folder)
 
     def write(self, batches: Sequence[bytes]) -> None:
         """Store encoded batches, in input order."""
         for batch in batches:
             assert self._folder is not None
             place = self._folder / f"{len(self._parts):08d}.arrow"
-            with explain_write_errors(place):
+            with io_files.explain_write_errors(place):
                 place.write_bytes(batch)
             self._parts.append(place)
 
