@@ -57,10 +57,6 @@ class PandasTable(Protocol):
     """A pandas DataFrame of any version."""
 
     @property
-    def columns(self) -> object:
-        """Return the names of the columns."""
-
-    @property
     def iloc(self) -> object:
         """Return the rows by their position."""
 
@@ -73,11 +69,7 @@ class FormattedDataset(Protocol):
 
 
 class TorchTensor(Protocol):
-    """The attributes of a torch tensor that the API needs."""
-
-    @property
-    def is_nested(self) -> bool:
-        """Return True if the rows may have different lengths."""
+    """A torch tensor, which may be nested."""
 
     def detach(self) -> object:
         """Return the tensor without its gradient."""

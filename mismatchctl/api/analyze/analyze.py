@@ -144,12 +144,12 @@ def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dic
         yield {"file": dump.paths[file], "row": row, "position": position} | fields, ids.get((file, row))
 
 
-def describe_worst_tokens(worst: WorstRows, dump: Dump, context: int) -> Iterator[dict[str, Any]]:
-    """Yield each worst token with its file, row and position, its id, and the `context` ids before it."""
+def describe_worst_tokens(worst: WorstRows, dump: Dump) -> Iterator[dict[str, Any]]:
+    """Yield each worst token with its file, row and position, its id, and the ids before it."""
     for fields, ids in describe_worst_sequences(worst, dump):
         token = int(fields.pop("token"))
         if ids is not None and token < len(ids):
-            fields |= {"token_id": int(ids[token]), "context_ids": ids[max(0, token - context) : token].tolist()}
+            fields |= {"token_id": int(ids[token]), "context_ids": ids[max(0, token - CONTEXT_TOKENS) : token].tolist()}
         yield fields
 
 
@@ -228,9 +228,7 @@ def _build_run(name: str, accumulator: Accumulator, dump: Dump) -> model.RunResu
         distribution=_build_distribution(totals.overall.pairs[MISMATCH_NAME]),
         breakdowns={name: _build_breakdown(name, sums) for name, sums in totals.sums.breakdowns.items()},
         joint=_build_joint(totals.sums.joint),
-        worst_tokens=[
-            model.WorstToken(**own) for own in describe_worst_tokens(totals.sums.tokens, dump, CONTEXT_TOKENS)
-        ],
+        worst_tokens=[model.WorstToken(**own) for own in describe_worst_tokens(totals.sums.tokens, dump)],
         worst_sequences=_build_worst_sequences(totals.sums.sequences, dump),
         clusters=tables.run_table(totals.overall.table, steps.labels),
     )

@@ -553,9 +553,11 @@ def load_result(
     **options: Unpack[ReadOptions],
 ) -> Result:
     """Read the Result to judge, or analyze dumps with everything that the rules need."""
-    dumps: list[DumpSource] = [source for source in paths if not isinstance(source, Result) and not _is_saved(source)]
-    if len(dumps) < len(paths):
-        given = next(source for source in paths if isinstance(source, Result) or _is_saved(source))
+    dumps = [source for source in paths if not isinstance(source, Result)]
+    saved = [
+        source for source in paths if isinstance(source, Result) or (isinstance(source, str) and is_result(source))
+    ]
+    for given in saved:
         name = IN_MEMORY if isinstance(given, Result) else given
         if len(paths) > 1:
             raise ConfigError(f"{name}: pass one Result, or dumps")
@@ -572,10 +574,6 @@ def load_result(
             except ConfigError as error:
                 raise ConfigError(f"rule {rule.text}: {error}; `mismatchctl presets` lists the presets") from None
     return analyze(dumps, list(named.values()), by=[*by], every_cluster=True, **options)
-
-
-def _is_saved(source: DumpSource) -> bool:
-    return isinstance(source, str) and is_result(source)
 
 
 def read_baseline(baseline: str | os.PathLike[str] | Result | None, *, fixed_tokens: bool = False) -> Baseline:
