@@ -554,10 +554,9 @@ def load_result(
 ) -> Result:
     """Read the Result to judge, or analyze dumps with everything that the rules need."""
     dumps = [source for source in paths if not isinstance(source, Result)]
-    saved = [
-        source for source in paths if isinstance(source, Result) or (isinstance(source, str) and is_result(source))
-    ]
-    for given in saved:
+    saved = [each for each in paths if isinstance(each, Result) or (isinstance(each, str) and is_result(each))]
+    if saved:
+        given = saved[0]
         name = IN_MEMORY if isinstance(given, Result) else given
         if len(paths) > 1:
             raise ConfigError(f"{name}: pass one Result, or dumps")
