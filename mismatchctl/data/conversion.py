@@ -157,10 +157,13 @@ def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
+    checked = {name: file.columns[name] for name in _CHECKED_COLUMNS if name in file.columns and file.is_list(name)}
     first = 0
     for table in read_pieces(everything, list(everything.columns), range(len(file.contents.rows)), rows):
         if file.layout == "wide":
-            _check_lists(table, file, first)
+            lists = {column: ListColumn.of(to_plain_array(table.column(name))) for column, name in checked.items()}
+            for fault in find_mismatched_lists(file, lists, np.arange(first, first + len(table))):
+                raise replace(fault, remedy=_REMEDY).error(file.path, checked[fault.column])
         first += len(table)
         renamed = table.rename_columns([canonical.get(name, name) for name in table.column_names])
         for name, value in file.partition.items():
@@ -168,15 +171,6 @@ def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.
                 renamed = renamed.append_column(name, pa.array([value] * len(renamed)))
         for batch in renamed.combine_chunks().to_batches():
             yield _remove_nulls(batch, file)
-
-
-def _check_lists(table: pa.Table, file: DumpFile, first: int) -> None:
-    named = {
-        column: file.columns[column] for column in _CHECKED_COLUMNS if column in file.columns and file.is_list(column)
-    }
-    lists = {column: ListColumn.of(to_plain_array(table.column(name))) for column, name in named.items()}
-    for fault in find_mismatched_lists(file, lists, np.arange(first, first + len(table))):
-        raise replace(fault, remedy=_REMEDY).error(file.path, named[fault.column])
 
 
 def _remove_nulls(batch: pa.RecordBatch, file: DumpFile) -> pa.RecordBatch:

@@ -352,7 +352,7 @@ def test_contradictory_gates_are_refused(gate: dict[str, Any]) -> None:
         ({"weight": {"clip": [1, 2, 3]}}, "weight.clip takes a list of 2, found a list of 3"),
         ({"weight": {"limit": -1}}, "weight.limit must be greater than 0, found -1"),
         ({"weight": {"bound_where": {"lvel": 1}}}, "unknown key 'weight.bound_where.lvel' (did you mean 'level'?)"),
-        ({"weight": 5}, "weight takes keys with values, found 5"),
+        ({"weight": 5}, "weight takes keys and values, found 5"),
         ({"gates": {"keep": [1, 2]}}, "gates takes a list, found keys and values"),
         ({"gates": [{"keep": None}]}, "gates.0.keep takes a list, found null"),
         ({"gates": [{"keep": [2, 1]}]}, "gates.0: lower bound 2.0 is above upper bound 1.0"),
