@@ -144,7 +144,8 @@ const drawRules = (spec, [x, y], marks) => {
       if (rule.interval && rule.interval[1] > rule.interval[0]) found.push(Plot.rect([0], { x1: Math.max(rule.interval[0], x[0]), x2: Math.min(rule.interval[1], x[1]), y1: y[0], y2: y[1], fill: color, fillOpacity: 0.13 }));
       found.push(Plot.ruleX([rule.at], { stroke: color, strokeDasharray: solid }));
       const texts = spec.rules.filter((other) => other.axis === "x" && other.text && drawn(other.run));
-      const late = rule.at > x[0] + 0.5 * (x[1] - x[0]);
+      const place = (value) => (spec.x.scale === "log" ? Math.log(value) : value);
+      const late = place(rule.at) > (place(x[0]) + place(x[1])) / 2;
       if (rule.text) found.push(Plot.text([rule.text], { x: rule.at, frameAnchor: "top", dy: 2 + 14 * texts.indexOf(rule), dx: late ? -5 : 5, textAnchor: late ? "end" : "start", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 4, fontSize: 11.5, className: "rule-label" }));
     }
   }

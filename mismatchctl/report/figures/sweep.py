@@ -99,7 +99,7 @@ def curve_figures(own: StudyRun) -> Iterator[tuple[str, Figure]]:
         points, values = np.array(own.points_along(place))[order], values[order]
         label = axis_label(study.correction, axis.path)
         x = Axis(label, "log" if axis.log else "linear", (float(values[0]), float(values[-1])))
-        marked = [*_threshold_rules(own, place)]
+        marked = [rule for rule in _threshold_rules(own, place) if values[0] <= (rule.at or 0.0) <= values[-1]]
         for chart in (chart for chart in _CURVES if chart.key not in absent):
             marks = [
                 _curve(own, points, values, key, name, color, chart.y) for color, (key, name) in enumerate(chart.lines)
@@ -121,7 +121,6 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
 def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[str]]:
     """Return the thresholds of presets with the same kind of rule on the axis, and the names of these presets."""
     rule, found = find_rule(own.study.correction, axis.path), dict[float, list[str]]()
-    numbers = [value for value in axis.values if isinstance(value, float)]
     field, *end = axis.path.split(".")[2 if axis.path.startswith("gates") else 1 :]
     for name, preset in load_presets().items() if rule else ():
         rules: tuple[Weight | Gate | None, ...] = (preset.correction.weight, *preset.correction.gates)
@@ -132,7 +131,7 @@ def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[s
                 low, high = bound
                 mirrored = low and high and math.isclose(low * high, 1, rel_tol=1e-4)
                 bound = bound[int(end[0])] if end else high if mirrored else None
-            if isinstance(bound, float) and min(numbers) <= bound <= max(numbers):
+            if isinstance(bound, float):
                 found.setdefault(float(f"{bound:.6g}"), []).append(name)
     return found
 
@@ -147,7 +146,7 @@ def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
         if target.run == own.run and target.correction is not None and target.status == "ok":
             solved = Study(study.correction, (ThresholdAxis(path, (target.threshold,)),)).correction_at(0)
             if correction_label(solved) == correction_label(parse_correction(target.correction, "target")):
-                wish = f"{api.format_target(target.wish, target.wanted)} at {api.format_threshold(target.threshold)}"
+                wish = f"{api.format_target(target.wish, target.wanted)} at {_format_threshold(target.threshold)}"
                 low, high = target.interval or (None, None)
                 interval = None if low is None or high is None else (low, high)
                 yield ReferenceLine("x", target.threshold, wish, interval, color=3)
