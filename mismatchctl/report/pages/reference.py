@@ -45,7 +45,7 @@ def presets_screen(found: Mapping[str, Preset]) -> doc.Document:
 def contract_screen(aliases: Mapping[str, str]) -> doc.Document:
     ordered = sorted(COLUMNS, key=lambda column: not column.required)
     rows = [
-        (f"{column.name}{' *' * column.required}", shorten(column.meaning.partition(";")[0], _MEANING_LENGTH))
+        (f"{column.name}{' *' * column.required}", shorten(column.meaning.partition(". ")[0], _MEANING_LENGTH))
         for column in ordered[:_SHOWN_COLUMNS]
     ]
     rest = [column.name for column in COLUMNS if column in ordered[_SHOWN_COLUMNS:]]
