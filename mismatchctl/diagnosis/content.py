@@ -87,11 +87,7 @@ class SequenceHashes:
 
 
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
-    """Hash the length and 16 valid tokens of each sequence.
-
-    Log-probs are rounded if enough of them differ. Likely sequences can be sampled twice with equal log-probs, so their
-    token ids are part of the hash.
-    """
+    """Hash the length and 16 valid tokens of each sequence, and the ids of rows that can be sampled twice."""
     with np.errstate(invalid="ignore"):
         both = np.stack([values[tokens].astype(np.float64) for values in (rows.rollout, rows.train)])
     both = np.clip(np.nan_to_num(both), -1e4, 1e4)

@@ -497,9 +497,7 @@ def analyze_table(table: LayerTable, file: str) -> LayerReport:
     bad = next((index for index, row in enumerate(rows) if row.why), None)
     weight, jump = _find_other_weight(rows), _find_divergence(rows)
     apart = min((index for index in (weight, jump) if index is not None), default=None)
-    why = (
-        "differs between the sides, while most weights agree" if apart == weight else "parts from all layers before it"
-    )
+    why = "differs, while most weights agree" if apart == weight else "parts from all layers before it"
     first = min((index for index in (bad, apart) if index is not None), default=None)
     earlier = [row for row in rows[:first] if row.layer is not None]
     good = [row.layer for row in earlier if first is None or row.layer != rows[first].layer]

@@ -274,9 +274,8 @@ def assign_sides(
     few = replace(few, extents={})  # the reference has other extents
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
     strongest = sides.confidence == "high"  # the first finding then belongs to the side with the error
-    alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(
-        SHARED_ERROR_FACTOR * sides.gap_rms, 0.03
-    )
+    least = min(sides.rollout_rms, sides.train_rms)
+    alike = sides.side == "both" and least > max(SHARED_ERROR_FACTOR * sides.gap_rms, 0.03)
     rest = found[1:] if strongest else found
     one = strongest and sides.side in ("rollout", "trainer")  # then findings of low confidence also have this side
     ask = alike or any(finding.confidence != "low" or not one for finding in rest)
@@ -288,7 +287,7 @@ def assign_sides(
 
     told = [finding.model_copy(update={"side": side_of(finding, place == 0)}) for place, finding in enumerate(found)]
     named = [cause.title for cause in CAUSES if cause.id in shown["rollout"] - _NOISE_CAUSES] if alike else []
-    if named or (alike and min(sides.rollout_rms, sides.train_rms) > LOUD_RMS):
+    if named or (alike and least > LOUD_RMS):
         told.append(_make_reference_finding(sides, named))
     return told, sides
 

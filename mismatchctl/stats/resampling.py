@@ -286,10 +286,6 @@ def shares_above(totals: Float64s) -> Float64s:
 
 
 def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> Float64s:
-    """Return the smallest weighted p-value of several statistics in each relabeling [1 + R] (Westfall and Young 1993).
-
-    The first value is the observed one. The joint p-value is the share of relabelings with at most this value. If one
-    statistic's p-value is at most its share of the weights times a level, the joint p-value is at most the level.
-    """
+    """Return the smallest weighted p-value of each relabeling [1 + R], the observed first (Westfall and Young 1993)."""
     smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

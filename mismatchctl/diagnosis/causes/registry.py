@@ -23,11 +23,7 @@ def load_texts() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True)
 class Cause:
-    """Cause of a mismatch.
-
-    `test` runs on the tokens that earlier causes do not explain, `columns` are the optional columns that it reads, and
-    `flags` counts its tokens in the whole dump. `in_layers` is true if a comparison of layers can find the cause.
-    """
+    """Cause of a mismatch. `columns` are the optional columns of `test`, `flags` counts tokens of the whole dump."""
 
     id: str
     test: Callable[[Case], Detection | None]

@@ -109,9 +109,7 @@ def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
     other, away = tokens - same, np.abs(case.x[case.x != 0])
     text = f"all {tokens:,} valid tokens are bit-identical in the two columns"
     if other:
-        text = (
-            f"{same:,} of {tokens:,} valid tokens are bit-identical in the two columns. {format_count(other, 'token')} "
-        )
+        text = f"{same:,} of {tokens:,} valid tokens are bit-identical in the columns. {format_count(other, 'token')} "
         text += f"differ{'s' * (other == 1)}" + (f" (by up to {away.max():.2g} nats)" if len(away) else "")
     different = case.evidence.tallies.get("different") if other else None
     evidence = [fact, make_fact("differing_tokens", other, "number of valid tokens whose two log-probs differ")]

@@ -163,9 +163,7 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
 
 
 def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
-    """Describe the truncation setting of the rollout, and list its evidence.
-
-    `certain` has the log-probs of tokens that were the only choice [N].
+    """Describe the truncation, and list its evidence. `certain` has the log-probs of tokens without a choice [N].
 
     The ratio of a token is the probability mass that the truncation keeps. Top-p keeps a mass of at least p, and less
     than p without the last token. Top-k keeps k tokens at every position.

@@ -542,11 +542,7 @@ def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, 
 
 
 def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
-    """Return the slope of the level by a number such as the version lag, and its z-score.
-
-    Within steps, the regression also includes length and uncertainty. Its z-score is limited by a permutation test. If
-    the number is constant within steps, the error includes the scatter between steps.
-    """
+    """Return the slope of the level by a number such as the version lag, within or else between steps, and its z."""
     groups = _number(step for step, _ in cells)
     table, at = np.array([*cells.values()]), np.array([float(value or 0.0) for _, value in cells])
     counts = table[:, 0, 0]
