@@ -60,7 +60,6 @@ CHARTS = (
     TrendChart("reward", "Reward", Axis("mean reward"), "Mean reward of the responses.",
                (("reward_mean", "reward"),)),
 )  # fmt: skip
-"""Figures of the mismatch over the steps. The figure of K3 comes first."""
 DRIFT_CHARTS = (
     TrendChart("drift-k3", "K3 of both drifts", Axis(K3_AXIS, "log"),
                "K3 between the trainer's recomputation and the current policy, compared with K3 of the mismatch.",

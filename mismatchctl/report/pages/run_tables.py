@@ -27,8 +27,7 @@ BREAKDOWN_KEYS = {
     "tokens": 1, "sequences": 2, "k3": 0, "abs_diff_mean": 4, "abs_diff_max": None, "ratio_mean": 5, "ess_token": None,
     "ess_sequence": 3, "routing_differs": 6,
 }  # fmt: skip
-MAX_GROUPS, MAX_LOGGED_STEPS, MAX_WORST_ROWS, MAX_FILES = 12, 8, 20, 500
-"""Maximum rows of tables: values of a `--by` column in the terminal, steps, worst sequences, worst tokens, files."""
+MAX_GROUPS, MAX_LOGGED_STEPS, MAX_WORST_ROWS, MAX_FILES = 12, 8, 20, 500  # rows of tables
 
 
 def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None = None) -> doc.Table | None:

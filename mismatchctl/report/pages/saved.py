@@ -24,7 +24,6 @@ PAGES: dict[type, Callable[[Any], Document]] = {
     Result: analyze.document, Sweep: sweep.document, Comparison: compare.document, Verdict: gate.document,
     Diagnosis: diagnose.document, Advice: advise.document,
 }  # fmt: skip
-"""The page of each kind of result."""
 _REMEDY = "pass JSON files that analyze, sweep, compare, advise or gate wrote"
 
 
