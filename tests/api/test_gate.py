@@ -223,6 +223,9 @@ def test_baselines_are_small_and_reproducible(tmp_path: Path) -> None:
     assert paths[0].stat().st_size < 40_000
     data = json.loads(paths[0].read_text(), parse_constant=pytest.fail)
     assert list(data) == sorted(data)
+    lines = {line.strip().rstrip(",") for line in paths[0].read_text().splitlines()}
+    (run,) = data["runs"].values()
+    assert all(json.dumps(row, separators=(",", ":")) in lines for row in run["clusters"]["sums"])  # for `git diff`
     again = read_result(paths[0])
     assert again.provenance.accepted is not None and again.provenance.accepted.verdict == "undecided"
     new = result(noisy(40, 2e-3, 1, groups=4), steps=range(4))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -538,9 +538,27 @@ def _fold_table(table: model.Clusters, keys: Hashes, sums: Float64s, values: Has
 
 def write_baseline(baseline: Result, place: Path) -> Path:
     """Write a baseline as JSON with sorted keys, to a file or to the next numbered file of a folder."""
-    text = json.dumps(baseline.to_data(), allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    write_atomically(NextNumber(place) if place.is_dir() else place, f"{text}\n".encode())
+    content = "".join(_format_lines(baseline.to_data())) + "\n"
+    write_atomically(NextNumber(place) if place.is_dir() else place, content.encode())
     return place
+
+
+def _format_lines(data: Any, indent: str = "") -> Iterator[str]:
+    """Yield JSON with one line per field and per row of a table, so that `git diff` shows what changed."""
+    inner = f"{indent} "
+    if isinstance(data, dict) and data:
+        for number, key in enumerate(sorted(data)):
+            yield f"{',' if number else '{'}\n{inner}{_format_flat(key)}: "
+            yield from _format_lines(data[key], inner)
+        yield f"\n{indent}}}"
+    elif isinstance(data, list) and data and isinstance(data[0], (list, dict)):
+        yield "[\n" + ",\n".join(inner + _format_flat(item) for item in data) + f"\n{indent}]"
+    else:
+        yield _format_flat(data)
+
+
+def _format_flat(data: Any) -> str:
+    return json.dumps(data, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
 IN_MEMORY = "the Result in memory"
