@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import operator
 import os
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -433,6 +435,8 @@ class Recorder:
     def _publish(self, table: pa.Table) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         step, rank = table["step"][0].as_py(), "" if self.rank is None else f"_rank{self.rank:05d}"
+        if not self._files:
+            _remove_stale_files(self.folder)
         stem = f"step_{step:05d}{rank}"
         partial = self.folder / f".{stem}.{os.getpid()}-{os.urandom(6).hex()}.tmp"
         try:
@@ -516,3 +520,13 @@ def claim_name(temporary: Path, final: Path) -> bool:
             final.unlink()  # an empty file is no dump
             raise
     return True
+
+
+_STALE_SECONDS = 24 * 3600  # a temporary file of this age belongs to a killed process
+
+
+def _remove_stale_files(folder: Path) -> None:
+    for path in folder.glob(".step_*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()

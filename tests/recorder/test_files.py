@@ -225,6 +225,17 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path, given: dict[str, Any
         Recorder("s3://bucket/dumps")
 
 
+def test_temporary_files_of_killed_processes_are_removed_after_a_day(tmp_path: Path) -> None:
+    old, living, mine = (tmp_path / name for name in (".step_00000.1-a.tmp", ".step_00000.2-b.tmp", ".mine.tmp"))
+    for path in (old, living, mine):
+        path.write_bytes(b"PAR1")
+    for path in (old, mine):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    with Recorder(tmp_path) as recorder:
+        recorder.write(step=0, **COLUMNS)
+    assert names(tmp_path) == sorted([mine.name, living.name, "step_00000.parquet"])
+
+
 def test_failed_move_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without hard links, an empty file reserves the name until the file is complete."""
 
