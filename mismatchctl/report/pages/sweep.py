@@ -271,7 +271,7 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, **m
     return doc.Table.of(caption, rows, columns, sortable=True, left_out=left_out, **more)
 
 
-MAX_EXPLORER_POINTS = 1_000  # of a study in the interactive explorer, over all runs
+MAX_EXPLORER_POINTS = 2_000  # of a study in the interactive explorer, over all runs
 OWN_SYNTAX = "mismatchctl"
 
 
