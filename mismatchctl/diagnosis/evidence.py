@@ -41,12 +41,13 @@ class Tally:
     @classmethod
     def of(cls, rows: Rows, marks: Bools) -> Tally:
         """Count the marked tokens [T] of some rows."""
-        marked = np.flatnonzero(marks)
-        first = marked[:MAX_PLACES]
+        marked = np.flatnonzero(rows.segments.max(marks) > 0)
+        end = rows.segments.offsets[marked[:MAX_PLACES][-1] + 1] if len(marked) else 0
+        first = np.flatnonzero(marks[:end])[:MAX_PLACES]
         sequence = np.searchsorted(rows.segments.offsets, first, side="right") - 1
         places = (rows.file[sequence], rows.rows[sequence], rows.position_of(first))
-        sequences = int(np.count_nonzero(np.diff(np.searchsorted(marked, rows.segments.offsets))))
-        return cls(len(marked), sequences, tuple(zip(*(of.tolist() for of in places), strict=True)))
+        tokens = int(np.count_nonzero(marks))
+        return cls(tokens, len(marked), tuple(zip(*(of.tolist() for of in places), strict=True)))
 
     def __add__(self, other: Tally) -> Tally:
         places = tuple(sorted({*self.places, *other.places})[:MAX_PLACES])
@@ -202,10 +203,11 @@ def sum_levels(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns
         if values is None and name:
             continue
         keys = [None] * len(steps) if values is None else values[some].tolist()
-        known: dict[tuple[GroupValue, GroupValue], int] = {}
-        index = [known.setdefault(key, len(known)) for key in zip(steps, keys, strict=True)]
+        pairs = list(zip(steps, keys, strict=True))
+        known = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+        index = np.fromiter(map(known.__getitem__, pairs), np.int64, len(pairs))
         sums = np.zeros((len(known), *moments.shape[1:]))
-        np.add.at(sums, np.array(index, np.int64), moments)
+        np.add.at(sums, index, moments)
         cells |= {(name, *key): own for key, own in zip(known, sums, strict=True)}
     return cells
 
