@@ -13,7 +13,7 @@ from mismatchctl.errors import EXIT_INTERRUPTED
 from mismatchctl.io.process import end_on_signal, install_handlers, signal_exit_code
 
 _COLLECT_AFTER = 300_000
-"""Number of new objects that starts a garbage collection: far more than imports create."""
+"""Python collects garbage after this many new objects. Imports create far fewer, so they never start a collection."""
 
 
 class _PandasBlocker:
@@ -32,7 +32,7 @@ class _PandasBlocker:
 def main() -> None:
     """Entry point of the command: install signal handlers before anything slow is imported."""
     install_handlers()
-    if not sys.warnoptions:  # values that are not finite have our own messages
+    if not sys.warnoptions:  # mismatchctl has its own messages for values that are not finite
         warnings.simplefilter("ignore", RuntimeWarning)
     sys.meta_path.insert(0, _PandasBlocker())
     try:
@@ -42,9 +42,9 @@ def main() -> None:
 
             command()
         finally:
-            end_on_signal()  # here, because the handlers below only cover this block
+            end_on_signal()  # inside this block, so that the handlers below catch an interrupt
     except BaseException as ended:
-        # a library can turn an interrupt into another error, and typer into an exit code of 1 or 130
+        # a library can replace an interrupt by another error, and typer can replace it by the exit code 1 or 130
         received = signal_exit_code()
         if received is None or (isinstance(ended, SystemExit) and ended.code not in (1, EXIT_INTERRUPTED)):
             raise

@@ -46,12 +46,12 @@ class LoggedSeries(FiniteModel):
 
     name: str
     role: Role
-    metric: str = ""  # the key of the equal metric of a dump
+    metric: str = ""  # key of the metric of `analyze` with the same formula
     meaning: str = ""  # the quantity, and the frameworks that log the quantity with this name
     growth: Growth
     level: str = ""  # comparison of the last values with documented values
     not_finite: int = 0  # steps with a NaN or infinite value
-    lag: Lag | None = None  # lag of the leading mismatch metric
+    lag: Lag | None = None  # lag of the leading mismatch metric behind this series
     steps: list[int | float | str]
     values: list[float | None]
 
@@ -66,7 +66,7 @@ class LoggedSeries(FiniteModel):
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run of a metrics log."""
+    """One run of a metrics log. The first metric in `mismatch` measures the mismatch best and is called leading."""
 
     name: str
     steps: list[int | float | str]

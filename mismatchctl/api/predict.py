@@ -96,8 +96,8 @@ class SequenceSample:
     """A sample of sequences of a dump [S]."""
 
     run: NDArray[Any]
-    step: Hashes  # hash of the group of each sequence
-    cluster: Hashes  # hash of the prompt (else of the sequence) and the group of each sequence
+    step: Hashes  # hash of the step of each sequence
+    cluster: Hashes  # hash of the step and of the prompt (without a prompt: of the sequence)
     tokens: Ints  # valid tokens of each sequence
     kept: Float64s  # tokens that each correction keeps [S, corrections]
     # sums of log ratio, K3 and ratio minus 1 over the first tokens, by `LENGTH_GRID` [S, OCTAVES, 3]. Shorter sequences
@@ -304,7 +304,7 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """Append one rejected and one kept cluster, and return their weight: half an independent sequence each."""
+    """Append a rejected and a kept cluster as a prior, and return the weight of each: half an independent sequence."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -407,7 +407,7 @@ def effective_residuals(residual: Float64s, n: int) -> float:
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """Return the quantile of Student's t above 1/2."""
+    """Return the quantile of Student's t for a probability above 1/2."""
     angles = np.linspace(0, math.pi / 2, 1 << 14)
     density = np.cos(angles).clip(0) ** (freedom - 1)
     area = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
@@ -415,7 +415,7 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 _MAX_K3 = 1.0  # above this value, the drift is the mean log ratio, because the mean ratio is not reliable
-_ZERO_BIAS_SHARE = 0.01  # share of replicates without a growing bias above which the dump is assumed to have none
+_ZERO_BIAS_SHARE = 0.01  # the bias is assumed not to grow if it does not in this share of replicates
 
 
 def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
@@ -440,7 +440,7 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
     The fit is least squares over products of the deviations of parts of a response (MINQUE of Rao).
     """
     found = _fit_components(sample, weights, (0, 1, 2, 3))
-    if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # this component grows fastest and must not be fitted to noise
+    if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # growth of the bias: must not be fitted to noise
         found = _fit_components(sample, weights, (0, 1, 2))
     return found
 
@@ -658,7 +658,7 @@ def _widen_interval(
     value: float, drawn: tuple[float, float], miss: float, sequences: int, level: float
 ) -> tuple[float, float]:
     """Widen the interval of a fraction by `miss` standard deviations on the normal scale."""
-    least = 0.5 / sequences  # an unobserved event is not impossible
+    least = 0.5 / sequences  # an event that was not observed can still happen
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)
     luck = math.sqrt(value * (1 - value) / sequences) / _STANDARD_NORMAL.pdf(centre)

@@ -178,9 +178,9 @@ def sweep(
         *sources: The same dumps that `analyze` takes. Example: `mm.sweep("dumps/")`.
         correction: One or more corrections with varying thresholds: presets, files, mappings or Corrections. Default:
             token weights, sequence rejection, geometric rejection and veto, each over its usual range of thresholds.
-        vary: Field of the correction -> values of the field, or a range as in `--vary`. With several fields, all
-            combinations of their values are measured. Example: `vary={"weight.truncate": [1.5, 2.0, 4.0]}` or
-            `vary={"weight.clip.1": "1.1:4:30:log"}`.
+        vary: Field of the correction -> values of the field, or a range `START:END:COUNT` (with `:log` for geometric
+            spacing). With several fields, all combinations of their values are measured.
+            Example: `vary={"weight.truncate": [1.5, 2.0, 4.0]}` or `vary={"weight.clip.1": "1.1:4:30:log"}`.
         target_rejection: Find the threshold that rejects this share of tokens. Example: `0.05`, or
             `{"sequences": 0.05}`.
         target_ess: Find the threshold that gives this effective sample size of tokens, as a share. Example: `0.9`.
@@ -283,8 +283,8 @@ def gate(
         expect_bitwise: Fail unless rollout and train log-probs agree to the bit.
         corrections: Corrections that rules name, in addition to presets.
         level: Probability that any rule fails without a real change, 0.0001 to 0.5.
-        max_skipped: Largest share of sequences, tokens or files that are left out as bad, or of repeated sequences.
-            Above this share, the verdict is undecided.
+        max_skipped: Largest share of bad sequences, tokens or files, and of repeated sequences. Above this share, the
+            verdict is undecided.
         max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
         allow_different_model: Allow a model or an inference engine that differs from the baseline's.
         fixed_tokens: Require the dump to contain the same tokens as the baseline, scored again.
@@ -399,7 +399,7 @@ def lint(
     framework: str | Framework = "",
     columns: Mapping[str, str] | None = None,
 ) -> list[LintMessage]:
-    """Check a framework's configuration for errors, and return a message about each error.
+    """Check a framework's configuration, and return a message about each problem.
 
     Args:
         config: A file (YAML, JSON, launch script) or a mapping, in the framework's own keys.
@@ -409,8 +409,8 @@ def lint(
         columns: As in `mm.analyze`.
 
     Returns:
-        Messages about the configuration, most severe first. `message.level` is `"error"` if the framework refuses to
-        start or computes something different from the file.
+        Messages, most severe first. `message.level` is `"error"` if the framework does not start or does not do
+        what the file sets, `"warning"` for a documented trap, `"unknown"` for a value that the file lacks, or `"info"`.
     """
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"config: expected a mapping or the path of a configuration, found {kind_of(config)}")
@@ -551,7 +551,7 @@ def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> 
         framework: Framework of the configuration: NAME or NAME@VERSION. Default: detected from the keys.
 
     Returns:
-        A list with one correction. For a script, the list has one correction for each branch or call of the trainer.
+        A list with one correction. A script that starts several trainings gives one for each different configuration.
     """
     from mismatchctl.frameworks.config_files import read_configurations
 

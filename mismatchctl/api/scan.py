@@ -271,7 +271,7 @@ class DumpReading:
 
 
 def _find_open_groups(units: Sequence[ReadUnit]) -> Callable[[int, str, LabelValue], bool]:
-    """Return a function that returns True if (run, step) can occur after the part with an index, by the footers."""
+    """Return a function of (part, run, step): True if a later part may contain this step, judged by the footers."""
     named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
     # for each run, from the last part to the first: negated indices (to search), and the steps in this and later parts
     indices: dict[str, list[int]] = {}

@@ -67,7 +67,10 @@ def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def _annotate(parameter: Parameter, command: str, of: Parameter) -> Any:
-    """Add the description in help.toml to the type of a parameter. `of` is the parameter, or has it as a field."""
+    """Add the description in help.toml to the type of a parameter.
+
+    `of` is the parameter of the command: the same parameter, or a dataclass that has it as a field.
+    """
     if parameter.annotation is typer.Context:
         return parameter.annotation
     sections = [_read_help().get(name, {}) for name in (command, getattr(of.annotation, "__name__", ""), "shared")]

@@ -72,7 +72,7 @@ class _CommandGroup(HelpGroup):
         super().__init__(**attributes)
         parameters: list[Any] = [one for command in self.commands.values() for one in command.params]
         for parameter in parameters:
-            parameter.type_descriptor.parameter_info.readable = False  # the reader reports errors
+            parameter.type_descriptor.parameter_info.readable = False  # the code that reads the file reports errors
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] == ["help"]:
@@ -255,16 +255,16 @@ def main() -> None:
     """Run the command line."""
     install_handlers()
     _reopen_closed_streams()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # work units already run in threads
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # its search scans all installed packages
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # parts of a dump are already read in threads
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would search all packages for plugins
     try:
         verb = sys.argv[1:2]
-        alone = verb and verb[0] in COMMANDS and not has_settings()  # settings may name any command
+        alone = verb and verb[0] in COMMANDS and not has_settings()  # settings may belong to any command
         build_app(*(verb if alone else COMMANDS))(obj={} if alone else None)
-    except OSError as error:  # from typer's own output
+    except OSError as error:  # raised while typer prints
         sys.exit(_report_os_error(error))
     except SystemExit:
-        if _NamedStdout.reader_closed:  # rich prints the help and exits with 1
+        if _NamedStdout.reader_closed:  # rich exits with 1 if it cannot print the help
             sys.exit(EXIT_BROKEN_PIPE)
         raise
 

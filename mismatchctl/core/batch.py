@@ -160,8 +160,8 @@ class TokenBatch:
     # valid tokens of each sequence that the trainer gives probability 0, a log-prob of -inf [S]. They are not among the
     # T tokens, so that means leave them out. Gates and weights of whole sequences include them. None if there are none.
     impossible: Ints | None = None
-    # for each token: 1 if its turn begins with it, such tokens in its turn (adjacent valid tokens), and such tokens
-    # before it in its response [T, 3]. None if there are none.
+    # the tokens in `impossible`, counted for each of the T tokens [T, 3]. The columns are: 1 if the token is the first
+    # of its turn (adjacent valid tokens), impossible tokens in its turn, impossible tokens before it in its response.
     impossible_near: Ints | None = None
 
     def __post_init__(self) -> None:

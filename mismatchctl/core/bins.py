@@ -20,7 +20,7 @@ SIGNED_BINS = 2 * MAGNITUDE_BINS
 SIGNED_SHIFT = 17
 """Low bits of a float32 that do not affect its bin."""
 FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
-"""Bits of a float32 in bin 0, without the low bits."""
+"""The float32 bits of the largest number in bin 0, without the sign and the SIGNED_SHIFT low bits."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
@@ -90,11 +90,11 @@ LENGTH_BINS = OctaveBins(0, 20)
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
 """Approximate edges between bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used."""
 CAP_EXPONENTS = tuple(range(-18, 2))
-"""Exponents of the caps: powers of two of the log ratio."""
+"""The log ratio of a token is capped at 2^exponent, for each of these exponents."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1
-"""Exponent bits of the lowest cap as a float64. The exponent bits increase by two per cap."""
+"""Value of the exponent bits of the lowest cap as a float64. From cap to cap, this value increases by two."""
 
 
 def _probability_bin_by_surprisal() -> NDArray[np.int64]:

@@ -77,7 +77,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value, the number of dropped equal values, and True if smaller ones are kept."""
+        """Return the smallest dropped value, the number of dropped equals, and True if a smaller value is kept."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -226,8 +226,8 @@ def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
 def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
     """Compute the statistic of a gate: one value per token, per segment or per prefix."""
     segments, level = view.segments, gate.level
-    whole = view.tokens is None and segments is ratios.segments  # then known sums can be used
-    defined = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # NaN must not decide for its sequence
+    whole = view.tokens is None and segments is ratios.segments  # True if the sums in `ratios` can be used
+    defined = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # with `keep`, NaN is ignored
     if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence" and defined:
         return ratios.min_log_ratio if level == "min" else ratios.max_log_ratio
     if gate.statistic == "ratio" and level == "mean":
@@ -369,7 +369,7 @@ _SMALLEST_MEAN = 1e-8
 class Weights:
     """Importance weights per token [T] or per sequence [S], before they are normalized."""
 
-    rule: Weight  # the weight rule
+    rule: Weight
     ratios: Ratios  # the ratios that the rule uses
     all_inside: bool = False  # True if no token can be outside a bound
     selection: Selection | None = None  # tokens to aggregate over. Default: all.

@@ -116,7 +116,7 @@ def threshold_label(correction: Correction, path: str) -> str:
 
 def short_number(value: float) -> str:
     """Format a threshold with three significant digits and a short exponent: 2, 0.999, 1e-4."""
-    distance = abs(value - 1)  # its leading place must be shown
+    distance = abs(value - 1)  # must be visible, as in 1.0002
     digits = max(3, 1 - max(math.floor(math.log10(distance)), -9)) if distance > 0 and 0.5 < value < 2 else 3
     rounded = float(f"{value:.3g}")
     text = f"{rounded:e}" if 0 < abs(rounded) < _SMALLEST_PLAIN else f"{value:.{digits}g}"

@@ -375,6 +375,7 @@ class Correction(_CorrectionModel):
 
     @property
     def sources(self) -> set[str]:
+        """Return the pairs of policies whose ratios the weight and the gates use, such as `train/rollout`."""
         rules: list[Weight | Gate] = [*self._gates] if self.weight is None else [self.weight, *self._gates]
         return {rule.source for rule in rules}
 
@@ -400,6 +401,7 @@ class Correction(_CorrectionModel):
 
     @property
     def normalizes_micro_batches(self) -> bool:
+        """Return True if the weights are divided by their mean over each micro-batch."""
         return (
             self.weight is not None and self.weight.normalize != "none" and self.weight.normalize_over == "micro_batch"
         )

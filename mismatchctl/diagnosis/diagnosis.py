@@ -104,7 +104,7 @@ def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(View, ByRun[list[Finding]]):
-    """Findings by run, strongest first, with the wrong side, warnings and skipped rows."""
+    """Findings by run, strongest first, with the side that is wrong (rollout or trainer), warnings and skipped rows."""
 
     runs: dict[str, list[Finding]]
     sides: dict[str, Sides]

@@ -31,7 +31,7 @@ def compose(keys: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], list
     missing: list[str] = []
     chosen = [key for key, value in keys.items() if re.search("[/@]", key) and isinstance(value, str)]
     own = {key: value for key, value in keys.items() if key not in chosen}
-    if chosen:  # of files for groups, on a command line
+    if chosen:  # Hydra's choices on a command line, such as `group=file`
         listed = own.get("defaults", [])
         own["defaults"] = [*([listed] if isinstance(listed, str) else listed), *({key: keys[key]} for key in chosen)]
     return _composed(own, folder, missing, []), missing
@@ -45,7 +45,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
     whole: dict[str, Any] = {}
     for entry in [listed] if isinstance(listed, str) else listed:
         if entry == "_self_":
-            continue  # the file's own keys win in all frameworks here
+            continue  # in these frameworks, the keys of the file always win
         for name, package in _named(entry):
             found = find_file(name, folder)
             if found is None or len(files) >= _MOST_FILES:
@@ -107,7 +107,7 @@ class RawConfig:
     """The keys of one configuration in a file of any format."""
 
     name: str  # name of its correction
-    keys: dict[str, Any]  # the keys and values
+    keys: dict[str, Any]
     whose: str = ""  # the framework of a called class, or empty
     line: int = 0  # its first line, counted from 1. 0: the whole file.
     scalars: Sequence[YamlScalar] = ()  # the values of a YAML file as written
@@ -170,7 +170,7 @@ class NativeConfig(RawConfig):
     descendant: str = ""  # the project that reuses the framework's keys, or empty
 
     def says_the_same(self, other: NativeConfig) -> bool:
-        """Return True if two configurations give the same correction, as in many Python examples."""
+        """Return True if two configurations give the same correction. Many Python examples repeat a configuration."""
         try:
             ours, theirs = (one.framework.correction(one.keys) for one in (self, other))
         except ConfigError:
@@ -207,7 +207,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
     for said in trainings or [max(everything, key=lambda one: _size(one.keys))]:
         chosen = _choose_framework(path, said, framework, guesses, of_any)
         given = said.keys
-        if said.whose and registry.recognize(given) is None:  # only the class is known
+        if said.whose and registry.recognize(given) is None:  # only the class shows the framework
             given = {key: value for key, value in given.items() if chosen.accepts_keys({key: value})}
         whole, absent = chosen.with_included(given, path.parent)
         whole = chosen.known_names(whole, text)
@@ -319,7 +319,7 @@ def _read_correction(path: Path, written: NativeConfig) -> Correction:
     named = found.model_copy(update={"name": written.name, "about": about})
     try:
         Correction.model_validate(named.model_dump())
-    except ValidationError as error:  # of an empty interval, which frameworks accept and a Result does not
+    except ValidationError as error:  # frameworks accept empty intervals, a Correction does not
         why = describe_expected(error.errors()[0])
         raise ConfigError(
             f"{path}: {chosen.title} accepts this file, but it cannot be converted to a correction: {why}"

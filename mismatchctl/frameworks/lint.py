@@ -32,7 +32,7 @@ _STATISTIC_LIMITS = {
 class LintMessage:
     """One finding of `lint` about a configuration."""
 
-    level: Level  # severity
+    level: Level
     place: str  # the dotted key in the configuration. Empty: the whole configuration.
     consequence: str  # the framework's actual behavior
     fix: str  # the suggested configuration

@@ -99,7 +99,7 @@ def merge_options(parts: Iterable[Options]) -> Options:
 FormBound = Callable[[Any, Any], Any]
 LOW: FormBound = lambda low, high: low  # noqa: E731
 HIGH: FormBound = lambda low, high: high  # noqa: E731
-"""Bounds of a rule in a form."""
+"""Placeholders for the bounds of a rule in a form, which is a way to write a rule."""
 
 
 def negated(bound: FormBound) -> FormBound:
@@ -134,7 +134,7 @@ class ConfiguredCorrection(Correction):
 class PlainFramework(Framework):
     """A framework whose options (options.yaml) set one weight rule and some gates."""
 
-    # Fields of options.yaml, which a subclass may define instead. Its sections `@version` replace them in a version.
+    # Read from options.yaml, unless a subclass defines them. Its section `@VERSION` replaces values in this version.
     options: Options = {}  # name -> default
     aliases: Mapping[str, str] = {}  # other spellings -> name
     blocks: tuple[Place, ...] = ()  # more places of options in a full configuration, after `block`
@@ -211,7 +211,7 @@ class PlainFramework(Framework):
         """Return the keys that look like misspelled options. Keys that do not look like an option are not checked."""
         above = {key for place in self._places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
-        # Other option names are similar to common keys.
+        # Other names are too similar to common keys to report a typo.
         distinct = [name for name in spelt if re.fullmatch(self.signs, name)]
         for place, inner in self.levels(native):
             for key in inner:

@@ -117,7 +117,7 @@ def open_filesystem(scheme: str, bucket: str) -> Any:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return fs.S3FileSystem(
         endpoint_override=endpoint,
-        region=None if endpoint else fs.resolve_s3_region(bucket),  # the environment's may be for other buckets
+        region=None if endpoint else fs.resolve_s3_region(bucket),  # the environment may set another region
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         connect_timeout=_CONNECT_SECONDS,
         request_timeout=_REQUEST_SECONDS,

@@ -299,12 +299,12 @@ class _Builder:
 
     def __init__(self, decimal: bool) -> None:
         self._decimal, self._values = decimal, 0
-        self.scalars: dict[int, YamlScalar] = {}  # by node, because aliases repeat nodes
+        self.scalars: dict[int, YamlScalar] = {}  # by the id of the node, because an alias repeats a node
         self.mark: Any = None  # start of the current node
 
     def build(self, node: yaml.Node, keys: tuple[str, ...] = (), depth: int = 0, *, has_key: bool = False) -> Any:
         self.mark, self._values = node.start_mark, self._values + 1
-        if depth > MOST_DEPTH:  # by aliases, which can contain themselves
+        if depth > MOST_DEPTH:  # an alias can contain itself
             raise TextError("nested too deeply")
         if self._values > MOST_VALUES:
             raise TextError(f"more than {MOST_VALUES:,} values")

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class RankedCorrection(FiniteModel):
     """A ranked correction, with its errors and costs.
 
-    All errors are squared errors of the policy gradient of one update, after the gradient is scaled by the best factor.
-    The gradient is computed for a simple surrogate policy. `mse` is `bias2` (at least 0) plus `variance`. `gain` is the
-    share of the uncorrected error that the correction removes, with its standard error. `loss_scale` is the factor by
-    which the correction scales the loss. `ties` is true if the error does not differ significantly from the error of
-    the first correction. `why` explains the rank. `config` contains the keys of the framework, and `outcome` the result
-    of a published run with this correction.
+    All errors are squared errors of the policy gradient of one update, computed for a simple surrogate policy. Each
+    gradient is first scaled to the same mean length along an almost unbiased reference gradient. `mse` is `bias2` (at
+    least 0) plus `variance`. `gain` is the share of the uncorrected error that the correction removes, with its
+    standard error. `loss_scale` is the factor by which the correction scales the loss. `ties` is true if the error does
+    not differ significantly from the error of the first correction. `why` explains the rank. `config` contains the keys
+    of the framework, and `outcome` the result of a published run with this correction.
     """
 
     name: str
@@ -58,19 +58,20 @@ class RunAdvice(TextView, FiniteModel):
     fix_first: Finding | None = None  # the ranking only applies until this bug is fixed
     growth: float | None = None  # factor by which K3 grew within the dump. The advice is for the mean over the dump.
     advice: list[RankedCorrection] = Field(default_factory=list)  # at most five
-    yours: list[RankedCorrection] = Field(default_factory=list)  # the user's corrections, without limits
-    framework: str = ""  # framework of the configurations, empty for mismatchctl's own syntax
+    yours: list[RankedCorrection] = Field(default_factory=list)  # the user's corrections, even above the limits
+    framework: str = ""  # framework of `config`. Empty: mismatchctl's own syntax
     batch: int = 0  # sequences per update
     sequences: int = 0
     prompts: int = 0
     default: RankedCorrection | None = None  # token weights up to 2, which frameworks' documents recommend
-    severity: Literal["negligible", "moderate", "severe", "unknown"] = "unknown"  # from the ESS of these weights
-    # basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities without ids
+    severity: Literal["negligible", "moderate", "severe", "unknown"] = "unknown"  # from the ESS of `default`
+    # "gradient": ranked by the gradient of a surrogate over token ids. "probabilities": the dump lacks token ids,
+    # so the surrogate uses bins of probabilities instead
     basis: Literal["gradient", "probabilities", "none"] = "none"
-    reference: str | None = None  # the least biased correction that converges, used as unbiased
-    # mean over tokens of the sequence weights truncated at 10, which are the reference if it is within 0.5 to 1.5
+    reference: str | None = None  # the correction whose gradient counts as unbiased
+    # mean over tokens of the sequence weights truncated at 10. If it is 0.5 to 1.5, these weights are the reference.
     sequence_mean: float | None = None
-    lower_bound: bool = False  # the reference omits bias that the sample cannot show. Biases are then lower bounds.
+    lower_bound: bool = False  # True if biases are lower bounds, because the reference may be biased
     k_hat: float | None = None  # tail index of the sequence weights. Above 0.7 their mean does not converge.
     notes: list[str] = Field(default_factory=list)
     # (bias2, variance, rejected tokens) of every candidate by name, for the figure
@@ -98,7 +99,7 @@ class RunAdvice(TextView, FiniteModel):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
-    """The advice for each run. `advice["run"]` contains a bug to fix first, and a ranking of corrections."""
+    """The advice for each run. `advice["run"]` ranks corrections, and contains the bug to fix first if there is one."""
 
     runs: dict[str, RunAdvice]
 

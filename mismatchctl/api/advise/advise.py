@@ -79,7 +79,7 @@ def _framework_config(correction: Correction, framework: Framework | None) -> di
 def advice_notes(
     sample: RunSample, reference: BiasReference, choice: CandidateRanking, refused: Mapping[str, str]
 ) -> list[str]:
-    """Return messages about the limits of the advice."""
+    """Return notes on how far the advice can be trusted."""
     first = candidate_label(choice.first)
     notes = [
         "the errors are estimated from a surrogate gradient of one update, with the best step size for each "
@@ -158,7 +158,7 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> RunAdvice:
-    """Rank corrections by the error of the gradient of one update. Limits and ranks do not apply to `yours`."""
+    """Rank corrections by the error of the gradient of one update. `yours` are only measured, without limits."""
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
         "batch": update,
@@ -248,7 +248,7 @@ def measure_candidates(
     limits: Limits,
     yours: Sequence[Correction] = (),
 ) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
-    """Return the corrections within the limits, the inner products of their gradients, and reasons against others."""
+    """Return the corrections within the limits, the inner products of their gradients, and why others are excluded."""
     surrogate = candidates.Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
     unbiased = candidates.GradientReference.of(
         surrogate.gradients(candidates.apply_to_sample(reference.correction, sample))

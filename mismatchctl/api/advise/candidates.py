@@ -328,7 +328,7 @@ class BiasReference:
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
     k_hat: float | None  # tail index of the sequence weights
-    is_heavy: bool  # the tail of the sequence weights is not in the sample, because k-hat exceeds its limit
+    is_heavy: bool  # k-hat exceeds its limit, so the sample may lack the important part of the tail
     is_per_token: bool
 
     @property
@@ -340,9 +340,9 @@ class BiasReference:
 def choose_reference(sample: RunSample) -> BiasReference:
     """Choose the least biased correction whose estimate converges.
 
-    Sequence weights truncated at 10 have a finite variance at any length. Their mean shows how much of the weights the
-    truncation removes. If this mean is outside `CONVERGENCE_RANGE`, the reference uses token weights. If k-hat exceeds
-    its limit, the sample may lack the important part of the tail, even if this mean is near 1.
+    Sequence weights truncated at 10 have a finite variance at any length. Their mean is near 1 unless the
+    truncation removes much. If it is outside `CONVERGENCE_RANGE`, the reference uses token weights. If k-hat exceeds
+    its limit, the sample may lack the important part of the tail, even if the mean is near 1.
     """
     k_hat = sequence_k_hat(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))
@@ -489,7 +489,7 @@ def _jackknife_error(without: Float64s) -> float:
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
-    """Estimate the squared norm of the mean row from products of different rows, also without each row [rows]."""
+    """Estimate the squared norm of the mean row without bias: with all rows, and with each row left out [rows]."""
     count = len(products)
     own = np.diag(products)
     off = products.sum() - own.sum()
@@ -498,7 +498,7 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
 
 
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
-    """Return the numbers of contexts and choices, and the feature (previous token, token) of each token [T]."""
+    """Return the numbers of contexts (previous tokens) and choices (tokens), and each token's index in a table [T]."""
     known, code = np.unique(ids, return_inverse=True)
     size = len(known)
     before = np.concatenate([[size], code[:-1]])
@@ -575,10 +575,11 @@ def choose_correction(
     shrinking: Collection[str] = (),
     unranked: Collection[str] = (),
 ) -> CandidateRanking:
-    """Rank candidates by the mean squared error of their gradient, after each gradient is scaled by the best factor.
+    """Rank candidates by the mean squared error of their gradient.
 
-    The factor gives each mean gradient the same component along the reference, so that a correction cannot reduce its
-    error by shrinking the loss. Candidates in `shrinking` rank last. Corrections in `unranked` are only measured.
+    Each gradient is first scaled to the same mean length along the reference gradient, so that a correction cannot
+    reduce its error by shrinking the loss. Candidates in `shrinking` rank last. Corrections in `unranked` are only
+    measured.
     """
     found = {name: own.scaled(1 / own.estimate_projection()).moments() for name, own in products.items()}
     ranked = [name for name in products if name not in unranked]

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits of sums in the cluster table, and of the layers of K3."""
+"""Significant digits of sums in the cluster table, and of its LAYER_COLUMNS (K3 by rollout probability and cap)."""
 
 
 class ClusterTables:
@@ -112,7 +112,7 @@ class ClusterTables:
         return self._clusters(merged, merged.scopes.tolist())
 
     def _clusters(self, table: ClusterTable, groups: list[int]) -> model.Clusters:
-        bounded = table.is_folded and not self._plan.every_cluster  # the layers would be a third of a long run's Result
+        bounded = table.is_folded and not self._plan.every_cluster  # LAYER_COLUMNS would be a third of the Result
         names = [name for name in self._columns if not (bounded and name in LAYER_COLUMNS)]
         return model.Clusters(
             by=self._by,  # type: ignore[arg-type]
@@ -658,7 +658,7 @@ def analyze(
     # columns to break metrics down by. `turn` treats each turn of a response as a sequence, without corrections.
     by: Sequence[str] = (),
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
-    framework: Framework | None = None,  # replay each step with each correction. Memory grows by one step.
+    framework: Framework | None = None,  # replay each step with each correction, which needs memory for one more step
     log: RunLog | None = None,
     every_cluster: bool = False,  # complete cluster tables, also of drift and corrections, of any size
     findings: bool = True,

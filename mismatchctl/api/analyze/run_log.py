@@ -104,7 +104,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """Return the size of one unit of the last digit, counting trailing zeros that were not printed as digits."""
+        """Return one unit in the last place of a value. Trailing zeros that the log leaves out count as digits."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 
@@ -113,7 +113,7 @@ class PrintedDigits:
 class RunLog:
     """The log of a run."""
 
-    path: str  # the file
+    path: str
     # values by step and name, with the digits that were printed
     rows: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
     not_finite: Mapping[str, int] = field(default_factory=dict)  # how often each name was logged as NaN or infinity
@@ -423,7 +423,7 @@ def build_replay_table(batch: TokenBatch) -> pa.Table:
 
 
 class LoggedSteps:
-    """Logged values of one framework by run, step and correction, and the reasons why others are unavailable."""
+    """Values that a framework would log, by run, step and correction, and why other values are unavailable."""
 
     def __init__(self, framework: Framework, corrections: Iterable[Correction], options: ReplayOptions) -> None:
         self.framework, self.options = framework, options

@@ -239,7 +239,10 @@ def compare_metrics(
 def permutation_p_values(
     metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, float]:
-    """Return two-sided p-values from permutations of clusters, as in the gate. K3 is tested by layers if possible."""
+    """Return two-sided p-values from permutations of clusters, as in the gate.
+
+    If both Results contain LAYER_COLUMNS, K3 is tested in parts: by rollout probability and by cap of the log ratio.
+    """
     reference, other = samples
     if not metrics or not all(map(len, samples)):
         return {}
@@ -248,7 +251,7 @@ def permutation_p_values(
     new, old = (np.stack([getattr(each, side) for each in either], axis=1) for side in ("new", "old"))
     found = dict(zip(metrics, exchange.two_sided_p_values(new, old).tolist(), strict=True))
     for (key, metric), plain in zip(metrics.items(), either, strict=True):
-        if find_layers(other, reference, metric, lower=False) is not None:  # layers only count in the direction of K3
+        if find_layers(other, reference, metric, lower=False) is not None:  # the parts are only tested for a rise
             sides = (other, reference) if plain.exceeds_limit else (reference, other)
             found[key] = min(1.0, 2 * compare_samples(*sides, metric, Allowance()).p)
     return found

@@ -140,7 +140,7 @@ class Contrast(FiniteModel):
     """One run compared with the reference run. `paired` describes the clusters that the two runs share.
 
     `corrections` contains the changes of the metrics of each correction that both runs have. `says` contains the
-    messages. The answer is about the first contrast.
+    messages of the summary.
     """
 
     other: str
@@ -154,7 +154,7 @@ class Contrast(FiniteModel):
 
 
 class Comparison(View, FiniteModel):
-    """Several runs, each compared with the first run."""
+    """Several runs, each compared with the first run. `sides` are the runs, and `contrasts` the comparisons."""
 
     format: int = FORMAT
     tool: str = "mismatchctl"
@@ -175,9 +175,11 @@ class Comparison(View, FiniteModel):
 
     @property
     def reference(self) -> Side:
+        """Return the first run."""
         return self.sides[0]
 
     def side(self, name: str) -> Side:
+        """Return the run with a name."""
         return next(side for side in self.sides if side.name == name)
 
     def to_json(self) -> str:
@@ -227,7 +229,7 @@ MAX_LABELS = 6
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
 """Metrics that are zero for a correction without any effect."""
 UNCLEAR_RISE = 0.25
-"""If a change is not significant, its interval must exclude this rise of K3 to call the runs equal."""
+"""Two runs are called equal only if the interval of the change of K3 excludes a rise by this share."""
 MIN_MIX_SHARE = 0.1
 """A change of mix is reported if it is at least this share of the change of K3."""
 
@@ -276,7 +278,7 @@ def contrast_headline(contrast: Contrast) -> str:
     if found.word == "unclear":
         return f"unclear: {size}, {'not tested' if change.p is None else 'not significant'}"
     low, high = change.interval or (0.0, 0.0)
-    why = ", significant for most tokens" if change.significant and low < 0 < high else ""  # by the layers of K3
+    why = ", significant for most tokens" if change.significant and low < 0 < high else ""  # by the parts of K3
     return f"{found.word}: {size}{why}"
 
 

@@ -46,7 +46,7 @@ def find_incompatibility(
 class Tolerances:
     """Limits of the gate's checks on the data, which apply to all rules."""
 
-    max_skipped: float = 0.01  # share of sequences, tokens or files left out as bad, or of repeated sequences
+    max_skipped: float = 0.01  # share of bad sequences, tokens or files, and of repeated sequences
     max_missing: float = 0.05  # share of the baseline's steps, prompts or responses that the dump lacks
     allow_different_model: bool = False
 
@@ -54,7 +54,7 @@ class Tolerances:
 _MUCH_SMALLER_SHARE = 0.75
 """A note is added if the dump has less than this share of the baseline's tokens, sequences or steps."""
 _MIN_SMALLER_PROMPTS = 8
-"""Minimum number of shared prompts with fewer tokens. By chance, all 8 have fewer tokens in one of 2^8 dumps."""
+"""Minimum number of shared prompts with fewer tokens. By chance, 8 of 8 prompts have fewer in one of 2^8 dumps."""
 _PAIRED_SHARE = 0.5
 """The baseline is paired if one dump has at least this share of the other dump's clusters."""
 _WHOLE_FILE = "file"
@@ -211,7 +211,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check that the dump has the values that a rule judges, and the steps if the two dumps share any step."""
+    """Check that the dump has each judged value of the baseline, and each judged step if the dumps share a step."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue
@@ -293,7 +293,8 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
 """Masked tokens count as hidden if their share exceeds the baseline's share by this difference and by this factor."""
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
-"""Without a baseline, masked tokens hide the mismatch if half of them exceed 99.9% of valid tokens."""
+"""Masked tokens may hide the mismatch if they are at least 0.2% of all tokens, and if half of them have a larger
+difference than 99.9% of the valid tokens."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
 _RARE_IDENTICAL_RISE, _RARE_IDENTICAL_FACTOR = 0.02, 3.0
 """Allowed rise and factor of the share of bit-identical tokens. If such tokens are rare, a small rise is suspicious."""

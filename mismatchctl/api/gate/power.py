@@ -27,14 +27,15 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 MIN_CLUSTERS = 5
 """Minimum number of clusters. With fewer clusters, permutation tests are never significant at the usual level."""
 STATED_POWER, TARGET_POWER = 0.8, 0.9
-"""Power that the gate reports, and the estimate that it requires (up to ten points too high for heavy tails)."""
+"""The gate reports changes that it detects with STATED_POWER, but requires an estimate of TARGET_POWER, because the
+estimate is up to 0.1 too high for heavy tails."""
 _MAX_FACTOR = 100.0  # larger changes are not searched
 _POWER_DRAWS = 1024
 _MAX_EXACT_CLUSTERS = 64  # clusters per dump. More clusters are merged by hash, which has little effect on means
 _MIN_RESOLVED_LEVEL = 0.01  # smallest level that the draws resolve, also used for smaller levels
 _SEED = 20251122  # fixed, so that equal sums give equal answers
 _POWER_QUANTILE = NormalDist().inv_cdf(STATED_POWER)
-_LOST_INDEX = 3  # index of lost tokens in the statistics
+_LOST_INDEX = 3  # index of the statistic "lost" in `k3_statistics`
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Return deviations from the mean, enlarged because a few effective clusters underestimate the spread."""
+    """Return deviations from the mean, enlarged because a few dominant clusters make the spread look too small."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)

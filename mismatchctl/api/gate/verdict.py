@@ -75,12 +75,11 @@ class Check(FiniteModel):
 class Verdict(View, FiniteModel):
     """All checks, and the worst outcome among them.
 
-    Attributes:
-        level: false-failure rate over all checks.
-        baseline: path of the baseline, if any.
-        notes: messages that do not change the outcome, such as far less data than in the baseline.
-        growth: growth of K3 over the steps of each run, without runs of one step.
-        says: the messages of the summary.
+    - `level`: false-failure rate over all checks.
+    - `baseline`: path of the baseline, if any.
+    - `notes`: messages that do not change the outcome, such as far less data than in the baseline.
+    - `growth`: growth of K3 over the steps of each run, without runs of one step.
+    - `says`: the messages of the summary.
     """
 
     format: Literal[1] = 1

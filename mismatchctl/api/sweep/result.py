@@ -108,12 +108,12 @@ MET_EVERYWHERE = "met at every threshold"
 class SolvedThreshold:
     """The threshold that meets a target on one run."""
 
-    run: str  # name of the run
-    wish: str  # registry key of the target: rejected_tokens, rejected_sequences, ess_token
-    wanted: float  # target value
+    run: str
+    wish: str  # metric of the target: rejected_tokens, rejected_sequences or ess_token
+    wanted: float
     rule: str  # description of the bound: "token weights truncated above", "geometric ratio above",
     correction: dict[str, Any] | None = None  # the correction at that threshold, if the target can be met
-    threshold: float | None = None  # the bound, exactly a value of the data
+    threshold: float | None = None  # the bound, which is a value in the data
     # 95% interval of the threshold over clusters. An end is None beyond the data. None for a single cluster.
     interval: tuple[float | None, float | None] | None = None
     reached: float | None = None  # value of the metric at the threshold
@@ -124,17 +124,17 @@ class SolvedThreshold:
 class Sweep(View):
     """The result of `sweep`.
 
-    Attributes:
-        studies: corrections with their varied fields, in order. The rows of a study are in the order of its `points`.
-        metrics: registry metrics by key, in column order.
-        overall: rows of scope "overall" in memory: run, correction, point, one column per axis (by its path), scope,
-            group (null), tokens, sequences, the metrics by key, `<key>_se` of METRICS_WITH_ERRORS, and `pareto`.
-        groups: lazy rows of training steps and of `--by` values, without errors and `pareto`. An
-            undefined value is null, an overflow is infinite. `reason` explains it.
-        targets: solved thresholds.
-        forecasts: requested predictions.
-        by: columns broken down by.
-        summary: the answer for each run, in sentences.
+    - `studies`: the corrections with their varied fields. A point is one combination of values.
+    - `overall`: one row per run, correction and point. The columns are run, correction, point, each varied field (such
+      as `weight.truncate`), scope ("overall"), group (null), tokens, sequences, the metrics, the standard errors of
+      some metrics (`<key>_se`), and `pareto`.
+    - `groups`: the same rows for each training step and each value of a `by` column, as a polars LazyFrame without
+      standard errors and `pareto`. Undefined values are null, and overflows are infinite. `reason` returns the reason.
+    - `metrics`: the metrics by key, in the order of the columns.
+    - `targets`: the thresholds that meet the requested targets.
+    - `forecasts`: the requested predictions.
+    - `by`: the columns of the breakdown.
+    - `summary`: the answer for each run, in sentences.
     """
 
     studies: tuple[Study, ...]
@@ -166,6 +166,7 @@ class Sweep(View):
         return dict(zip([axis.path for axis in study.axes], study.points[point], strict=True))
 
     def study(self, name: str) -> Study:
+        """Return the study of the correction with a name."""
         return next(study for study in self.studies if study.name == name)
 
     def reason(self, row: Mapping[str, Any], key: str) -> str:
@@ -179,7 +180,7 @@ class Sweep(View):
         return value_status(math.nan if value is None else value, metric.undefined, empty=row["tokens"] == 0)
 
     def all_rows(self) -> pl.LazyFrame:
-        """Return the overall rows, then the rows of groups."""
+        """Return the rows of `overall`, then the rows of `groups`."""
         return pl.concat([self.overall.lazy(), self.groups], how="diagonal_relaxed")
 
     def to_json(self) -> str:

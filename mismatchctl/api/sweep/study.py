@@ -116,7 +116,7 @@ class Study:
         return self.grid.correction(point)
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """Return the correction for each value of the rule at a field, and the index of the value at each point [P]."""
+        """Return the versions of the rule that contains a field, as corrections, and their index at each point [P]."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 
@@ -133,7 +133,7 @@ class Study:
 
     @cached_property
     def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
-        """For each varied rule, return its distinct variants and the index of the variant at each point [P]."""
+        """Return the result of `variants` for each varied rule."""
         axes: dict[str, list[int]] = {}
         for number, path in enumerate(self.paths):
             axes.setdefault(_rule_of(path), []).append(number)
@@ -298,6 +298,6 @@ DEFAULT_STUDIES = (
     _default_study("veto", "any token below", {"gates": [_VETO]}, "gates.0.keep.0", (1e-7, 0.1), 1e-4),
 )  # fmt: skip
 """Default studies: each kind of correction over the range used in papers, framework documentation and presets
-(truncation at 1.5 to 10, sequence rejection from 1.5 to tens, geometric from 2e-4 to 1e-2 off 1, veto 1e-6 to 1e-2),
-with a margin. They do not depend on the data.
+(truncation at 1.5 to 10, sequence rejection above 1.5 to tens, geometric means 2e-4 to 1e-2 away from 1, veto below
+1e-6 to 1e-2), with a margin. They do not depend on the data.
 """

@@ -148,12 +148,13 @@ def list_searches(wishes: Iterable[TargetValue]) -> tuple[tuple[str, ThresholdRu
 
 
 GridTables = dict[str, list[ClusterTable]]
-"""Tables by run and search. A row has a cluster's mass per bin of distances, or sums of 1, w and w^2 of weights w."""
+"""For each run, a table per search. A row is a cluster: its tokens or sequences (called mass) per bin of distances. For
+the ESS, the row also contains the sums of w and w^2 of the weights w."""
 _BINS = len(_DISTANCE_GRID) + 1
 
 
 def sum_grid(batch: TokenBatch, run: str, searches: Sequence[tuple[str, ThresholdRule]], by_prompt: bool) -> GridTables:
-    """Sum a batch over bins of the compared value."""
+    """Sum a batch over bins of the compared value, for each search: the metric of a target, and a rule."""
     found = {}
     for name, part in split_runs(batch, run) if searches else ():
         part = part.take(np.flatnonzero(part.segments.nonempty))
@@ -221,7 +222,7 @@ class TargetBracket:
     place: int  # the target is met at exactly one of the grid points `place` - 1 and `place`
     bins: Float64s  # mass in each bin of distances [1, BINS], for the ESS also the sums of w and w^2 [3, BINS]
     reached: float  # value at the grid point that meets the target
-    # distances within the error of the target. An end is None beyond the grid. None for a single cluster.
+    # interval of the distance. An end is None outside the grid. The interval is None for a single cluster.
     interval: tuple[float | None, float | None] | None
 
     def select(self, distances: Float64s, mass: Float64s) -> tuple[Float64s, Float64s]:
@@ -384,7 +385,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return [FamilyRunSums(prompts=PromptCounter() if self.plan.by_prompt else None) for _ in self.families]
 
     def _add(self, rows: Sequence[pl.DataFrame], labels: Sequence[LabelValue]) -> None:
-        """Store the rows of all families, ordered by group."""
+        """Store the rows of all families (corrections that only differ in bounds), ordered by group."""
         order = np.concatenate([np.repeat(np.arange(len(labels)), len(own) // len(labels)) for own in rows])
         self._tables.append(pl.concat(rows, how="diagonal_relaxed")[np.argsort(order, kind="stable")])
         self._labels += labels

@@ -238,7 +238,7 @@ class Areal(PlainFramework):
             level: Any = read_choice(_RATIO_LEVELS, rule, "agg") if sequences else "token"
             return Gate(level=level, keep=(low, high), nonfinite="one", **common)
         statistic: Any = _STATISTICS[metric]
-        if metric == "kl_k1":  # train minus rollout there
+        if metric == "kl_k1":  # in AReaL, k1 is train minus rollout
             low, high = (None if high is None else -high), (None if low is None else -low)
             agg = "min" if agg == "max" else agg
         precision: Any = "float32" if metric == "binary_kl" else "float64"
@@ -276,7 +276,7 @@ class Areal(PlainFramework):
         else:
             term = losses.ppo_loss(advantages, x, low, high, dual=options["c_clip"])
         factors = run.weights * run.keep / max(run.counted.sum(), 1)
-        if kept is not None:  # the mean passes its gradient to the tokens that it was taken over
+        if kept is not None:  # the gradient of a mean is divided among its tokens
             own = run.segments.sum(factors * term.slope) / np.maximum(run.segments.sum(kept), 1)
             slope = np.where(kept, run.segments.spread(own), 0.0) / np.where(factors == 0, 1.0, factors)
             term = replace(term, slope=slope)
@@ -288,7 +288,7 @@ class Areal(PlainFramework):
 
 def _read_rows(file: File) -> Iterator[Row]:
     for row in file.batch({*LAYOUT.columns.values(), "attention_mask"}):
-        # Entry t of prox_logp is about token t + 1, so the last of its T entries is about none.
+        # Entry t of prox_logp belongs to token t + 1, so the last of its T entries belongs to no token.
         yield {**row, "prox_logp": row["prox_logp"][:-1]}
 
 

@@ -109,7 +109,7 @@ class NemoRl(PlainFramework):
 
     def _mean(self, run: ConfiguredStep, values: Array) -> float:
         left = run.counted
-        return float(np.sum(values * left, dtype=np.float64) / (left.sum() + 1e-8))  # a product: NaN times 0 is NaN
+        return float(np.sum(values * left, dtype=np.float64) / (left.sum() + 1e-8))  # NaN times 0 is NaN, as in NeMo-RL
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         loss, left = run.options["loss"], run.counted
@@ -149,8 +149,8 @@ class NemoRl(PlainFramework):
             weights = self._raw(run)  # logged, not used
         if not sequences:
             return self._mean(run, weights)
-        each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # of a row without tokens, exp(0)
-        return float(each[self._samples(run)].sum())  # a sum: the mean's denominator is 1 there
+        each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # a row without tokens has the weight exp(0)
+        return float(each[self._samples(run)].sum())  # NeMo-RL's mean divides by 1 here
 
     def _out_of_bounds(self, run: ConfiguredStep) -> float:
         loss = run.options["loss"]

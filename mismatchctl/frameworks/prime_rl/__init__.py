@@ -100,7 +100,7 @@ class PrimeRl(PlainFramework):
 
     def prepared(self, step: Step, options: Options, correction: Any) -> ConfiguredStep:
         current = "current_log_probs" if step.has("current_log_probs") else "train_log_probs"
-        single = self.version != "2026-10" and options["type"] != "icepop"  # those compare log ratios, or exactly
+        single = self.version != "2026-10" and options["type"] != "icepop"  # not float32 there
         return ConfiguredStep(step, options, correction, trained=current, single=single)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
@@ -120,7 +120,7 @@ class PrimeRl(PlainFramework):
             low, high = self._bounds(options)
             x = run.v if cap is None else np.minimum(run.v, np.log(cap))
             term = losses.ppo_loss(advantages, x, low or 0.0, np.inf if high is None else high)
-            if cap is not None and cap == high:  # both sides of the minimum are equal there, one without a gradient
+            if cap is not None and cap == high:  # at the cap, one of two equal terms has a gradient
                 term = replace(term, slope=np.where(x < run.v, term.slope / 2, term.slope))
             return [(term, share)]
         term = losses.weighted_loss(advantages, run.v, cap if kind == "ipo" else None)
@@ -152,7 +152,7 @@ class PrimeRl(PlainFramework):
             "is_masked": run.row_means(dropped),
         }
         if options["type"] == "default":
-            sides = [outcome.rejected for outcome in run.applied.gates]  # first that of positive advantages
+            sides = [outcome.rejected for outcome in run.applied.gates]  # positive advantages first
             negative = run.advantages < 0
             parts |= {"is_masked_low": run.row_means(sides[1] & negative), "is_masked_high": run.row_means(sides[0])}
             parts["masked_advantage_positive"] = run.row_means(run.advantages > 0, dropped)

@@ -113,7 +113,7 @@ class SkyRl(PlainFramework):
         if options["policy_loss_type"] != "dppo":
             return ()
         dppo: Options = options["dppo"]
-        moves = dppo["dppo_type"] == "binary_tv"  # by how far the probability moved, or by its KL
+        moves = dppo["dppo_type"] == "binary_tv"  # otherwise by the KL
         statistic: Any = "prob_diff" if moves else "binary_kl"
         rise, fall = (None, dppo["delta_high"]), (-dppo["delta_low"], None) if moves else (None, dppo["delta_low"])
         sides: Any = (("positive_advantage", rise), ("negative_advantage", fall))
@@ -154,9 +154,9 @@ class SkyRl(PlainFramework):
             raise ConfigError(f"the loss {run.options['policy_loss_type']} of skyrl is not supported")
         options, kind = run.options, run.options["policy_loss_type"]
         low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
-        share, left = run.each(1.0), self.shown_keep(run)  # the reduction stands in the advantages
+        share, left = run.each(1.0), self.shown_keep(run)  # SkyRL divides the advantages, not the loss
         advantages, x, both = run.advantages, run.u.clip(-20, 20), run.v.clip(-20, 20)
-        if kind in ("rollout_is", "dppo"):  # with a mask of their own, without weights
+        if kind in ("rollout_is", "dppo"):  # these losses have their own mask and no weights
             of_ratio = losses.weighted_loss(advantages, both)
             term = of_ratio if kind == "dppo" else losses.factor_loss(advantages, run.current, exp(both))
             return [(term, share * (~self._loss_drops(run) & left))]
@@ -193,7 +193,7 @@ class SkyRl(PlainFramework):
         }
         if run.has_loss:
             moved, prefix = np.abs(run.v), "minibatch_rollout_logprobs_abs_diff_"
-            padded = len(run.step) * run.width > run.tokens  # masked entries are zeros
+            padded = len(run.step) * run.width > run.tokens  # a masked entry counts as 0
             logged |= {
                 prefix + "mean": run.mean(moved),
                 prefix + "sq_mean": run.mean(moved * moved),

@@ -66,8 +66,8 @@ _ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
 class SlimeConfig:
     """Arguments as the user wrote them."""
 
-    root: Mapping[str, Any]  # the mapping
-    version: SlimeVersion  # the slime or Miles version
+    root: Mapping[str, Any]
+    version: SlimeVersion
 
     @cached_property
     def keys(self) -> dict[str, str]:
@@ -159,20 +159,20 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
             yield written.trap("corrects_twice")
     if given.get("use_rs") and not given.get("use_tis"):
         found = written.trap("rejection_off")
-        yield replace(found, level="warning") if "use_tis" in given else found  # said, or forgotten
+        yield replace(found, level="warning") if "use_tis" in given else found  # turned off by the file
     veto = given.get("rs_veto_threshold")
     if weighs_with_mis and isinstance(veto, int | float):
         if not given.get("use_rs"):
             yield written.trap("veto_off")
         elif veto <= 0:
             yield written.trap("veto_nothing")
-        else:  # documented as a bound on probabilities
+        else:  # slime documents a bound on probabilities, but compares ratios
             yield written.trap("veto_ratio", threshold=veto, number=format_decimal(veto))
     read, correction = written.arguments, written.correction
     mis = read if read is not None and read.function == "mis" else None
     if mis is not None and weighs_with_mis:
         yield from _check_fallbacks(written, mis)
-    if written.version.rollout_denominators and gates:  # since 2026, and undocumented
+    if written.version.rollout_denominators and gates:  # not documented by slime
         yield written.trap("denominators", option=option("framework"))
     if mis is not None and mis.rejects and mis.rs_level == "sequence":
         yield written.trap("product")
@@ -181,7 +181,7 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
         yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
     if written.version.finite:
         yield from _check_forward_only(written)
-    if read is not None and read.weighs and read.tis_batch_normalize:  # by the mean over one micro-batch
+    if read is not None and read.weighs and read.tis_batch_normalize:  # over one micro-batch only
         alone = given.get("micro_batch_size") == 1 and not given.get("use_dynamic_batch_size")
         if read.tis_level == "sequence":
             yield written.trap("cancels" if alone else "may_cancel")
@@ -282,7 +282,7 @@ class Slime(Framework):
         return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Since 2026, rejected tokens count in the denominators, but in the articles behind the presets they do not."""
+        """Return a remark if rejected tokens count in the denominators, unlike in the articles behind the presets."""
         if not (self.about.rollout_denominators and correction.gates):
             return []
         return [
@@ -299,12 +299,12 @@ class Slime(Framework):
         from mismatchctl.frameworks.slime.replay import replay_step
         from mismatchctl.frameworks.step import Step
 
-        own = {**self.columns, "log_probs": "train_log_probs"}  # the table is known to be slime's
+        own = {**self.columns, "log_probs": "train_log_probs"}  # in a table of slime, the meaning of this name is clear
         step = Step.read(table, options.dtype, own)
         return replay_step(step, self._arguments(correction), self.about, options.micro_batch_size)
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """The KL loss needs a reference policy, and OPSM also counts masked tokens."""
+        """Return the KL loss without a reference policy, and OPSM's share, because it counts masked tokens."""
         given = self._arguments(correction)
         lacks_reference = given.use_kl_loss and "ref_log_probs" not in columns
         found = dict.fromkeys(("kl_loss", "loss"), "ref_log_probs in every row") if lacks_reference else {}

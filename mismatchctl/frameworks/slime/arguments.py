@@ -169,7 +169,7 @@ class Arguments:
         always = ("use_tis", *MIS_FIELDS) if runs_mis else ()
         written = {key: value for key, value in given.items() if value != defaults[key] or key in always}
         if runs_mis:
-            written.pop("custom_tis_function_path")  # mis.yaml is read by nothing else
+            written.pop("custom_tis_function_path")  # the keys of mis.yaml imply this path
         if self.function == "none":
             written = {"use_tis": False} | written
         if self.function in ("vanilla", "icepop"):
@@ -197,7 +197,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Argument
     known = {key: _check_value(key, value) for key, value in named.items() if key in _FIELDS}
     path = known["custom_tis_function_path"] = _find_function_path(known.get("custom_tis_function_path"), named)
     if path == MIS_PATH:
-        # Without use_tis, only this flag calls mis. So it is set for a file that turns use_tis off.
+        # Without use_tis, slime only calls mis.py if this flag is set. So a file of mis.py without use_tis implies it.
         known.setdefault("get_mismatch_metrics", not known.get("use_tis", False))
     wanted = [*_WEIGHT_KEYS, *(_REJECTION_KEYS if known.get("use_rs") else ())] if known.get("use_tis") else []
     missing = [key for key in wanted if key not in known]
@@ -237,7 +237,7 @@ def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_old_keys(said: Arguments) -> dict[str, Any]:
     written = said.native()
-    if said.function != "mis" or said.tis_upper_bound is None:  # it only measures
+    if said.function != "mis" or said.tis_upper_bound is None:  # mis.py only measures
         return written
     low, high = said.tis_bounds
     values = (said.tis_level, said.tis_mode, low, high, said.rs_veto_threshold)

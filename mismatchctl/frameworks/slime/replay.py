@@ -20,7 +20,7 @@ from mismatchctl.frameworks.slime.arguments import VERSIONS, Arguments, SlimeVer
 from mismatchctl.frameworks.step import ConfiguredStep, Step
 from mismatchctl.measure.metrics.metric import KEPT_TOKENS, VALID_TOKENS
 
-_MIN_MEAN_WEIGHT = 1e-8  # a mean weight up to this is not divided by
+_MIN_MEAN_WEIGHT = 1e-8  # slime does not divide weights by a mean up to this value
 
 
 class MicroBatch(ConfiguredStep):

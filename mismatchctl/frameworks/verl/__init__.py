@@ -66,7 +66,7 @@ def _check_keys(written: VerlConfig) -> Iterator[LintMessage]:
         yield written.trap("quoted_number", key, value=written.section[key])
     for key, usual in version.keys.items():
         if isinstance(usual, bool) and isinstance(text := written.section.get(key), str):
-            yield written.trap("pointer" if "$" in text else "text_flag", key, text=text)  # a pointer or a variable
+            yield written.trap("pointer" if "$" in text else "text_flag", key, text=text)  # `$` is a variable
 
 
 def _check_weights(written: VerlConfig) -> Iterator[LintMessage]:
@@ -210,7 +210,7 @@ def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]
         return
     for check in (_check_weights, _check_rejection, _check_bypass, _check_v1_trainer):
         yield from check(written)
-    rllm = written.find("rllm", "algorithm", BLOCK)  # refuses weights in bypass mode (trainer/verl/verl_backend.py)
+    rllm = written.find("rllm", "algorithm", BLOCK)  # trainer/verl/verl_backend.py refuses weights in bypass mode
     if isinstance(rllm, Mapping) and rllm.get("bypass_mode") and rllm.get("tis_mode") is not None:
         yield written.trap("rllm_excludes", at=f"rllm.algorithm.{BLOCK}.tis_mode")
     for check in (_check_veto, _check_release):
@@ -289,7 +289,7 @@ def _expand_factory(factory: Sequence[Any], given: Keys) -> Keys:
         made["rollout_is_threshold"] = values.get("is_threshold", values.get("threshold"))
     if rejection is not None:
         made["rollout_rs_threshold"] = values.get("rs_threshold", values.get("threshold"))
-    if "threshold_lower" in values:  # of IcePop
+    if "threshold_lower" in values:  # a factory of IcePop
         made["rollout_is_threshold"] = f"{values['threshold_lower']}_{values['threshold']}"
     names = {"rs_threshold_lower": "rollout_rs_threshold_lower", "veto_threshold": "rollout_token_veto_threshold"}
     made |= {key: values[name] for name, key in names.items() if name in values}
@@ -301,7 +301,7 @@ def read_call(call: PythonCall) -> Keys:
         raise ConfigError(f"line {call.line}: {call.computed[0]} must be passed by keyword, with a constant value")
     if call.brings_more:
         raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
-    if not call.function:  # the default in Python
+    if not call.function:  # the class itself, with its default in Python
         return {BLOCK: call.given if call.partial else {"rollout_is": "sequence"} | call.given}
     every = read_table(__file__, "factories.yaml").values()
     known = [factories[call.function] for factories in every if call.function in factories]

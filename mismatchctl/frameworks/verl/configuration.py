@@ -153,7 +153,7 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
 def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the correction keys of rLLM to verl's keys (rllm/trainer/verl/utils.py)."""
     given = find_value(native, "rllm", "algorithm", BLOCK)
-    for path in ((BLOCK,), ("algorithm", BLOCK)):  # a file of rLLM's own defaults
+    for path in ((BLOCK,), ("algorithm", BLOCK)):  # rLLM's defaults are in their own file
         block = find_value(native, *path)
         if given is None and isinstance(block, Mapping) and not _RLLM.keys().isdisjoint(block):
             given = block
@@ -164,7 +164,7 @@ def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in (block if isinstance(block, Mapping) else {}).items() if key not in _RLLM}
     own |= {_RLLM.get(key, key): value for key, value in given.items()}
     if own.get("bypass_mode") is None:
-        own.pop("bypass_mode", None)  # null is the backend's default there
+        own.pop("bypass_mode", None)  # in rLLM, null is the backend's default
     return {**native, "algorithm": {**(outer if isinstance(outer, Mapping) else {}), BLOCK: own}}
 
 
@@ -618,7 +618,7 @@ def _format_exp(logarithm: float) -> str:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version of a configuration with a key of rollout correction: the newest of the highest rank."""
+    """Return the version that fits a configuration best (the newest of equals), or None without a correction key."""
     native = with_rllm(native)
     outer = find_value(native, "algorithm")
     nested = BLOCK in (outer if isinstance(outer, Mapping) else native)
@@ -632,7 +632,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> tuple[int, int]:
-    """Return the number of known keys, and 0 if the version rejects them, 1 if it accepts them, 2 with an effect."""
+    """Return the number of known keys, and 0 if the version rejects them, 1 if they have no effect, or 2."""
     section = find_value(native, *find_path(native, version))
     known = section.keys() & version.keys.keys() if isinstance(section, Mapping) else set()
     if section is native:  # other frameworks have a loss_type too, and the flat rollout_is is a switch, not a level

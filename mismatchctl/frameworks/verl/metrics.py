@@ -180,7 +180,7 @@ Tables = tuple[str, ...]
 
 
 def _weight_tables(level: str, version: VerlVersion) -> Tables:
-    """#3915 of 2025-10 weights the geometric fractions by tokens, and #3984 counts rows."""
+    """Return the tables of weights. Geometric fractions count tokens in #3915 of 2025-10, and rows since #3984."""
     kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
     return "weights", f"{kind}_weights"
 
@@ -287,7 +287,7 @@ def _measure_debug(train: Floats, rollout: Floats) -> dict[str, float]:
     return {_DEBUG_PREFIX + row.name: float(value) for row, value in zip(rows, values, strict=True)}
 
 
-_MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by less
+_MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by a smaller mean
 
 
 _Outcome = tuple[Floats | None, Bools, dict[str, float]]
