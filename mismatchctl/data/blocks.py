@@ -55,7 +55,7 @@ TRAIN_COLUMN = "train_log_probs"
 FLOAT_COLUMNS = (*REQUIRED_COLUMNS, CURRENT_COLUMN, ADVANTAGES_COLUMN)
 """Per-token columns of a TokenBatch."""
 IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
-"""Key of the number of tokens with train probability 0 in `DecodedBlock.masked`."""
+"""Key in `DecodedBlock.masked` for the number of tokens with train probability 0."""
 
 
 @dataclass
@@ -91,14 +91,14 @@ class DecodedBlock:
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
     def extent(self, column: str) -> Extent:
-        """Return the smallest and largest value of a float column with masked tokens, or NaN if a value is null."""
+        """Return the smallest and largest value of a float column, masked tokens included. NaN if a value is null."""
         if column not in self._extents:
             array = self.tokens[column]
             self._extents[column] = (math.nan, math.nan) if array.null_count else compute_extent(to_numpy(array))
         return self._extents[column]
 
     def add_faults(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
-        """Record bad tokens, given by their ascending index."""
+        """Record bad tokens. `bad` contains their indices in ascending order."""
         sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
         first = int(bad[0] - self.offsets[sequences[0]])
         row = int(self.rows[sequences[0]])
@@ -180,7 +180,7 @@ def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | No
 
 
 def _remove_impossible_tokens(block: DecodedBlock, valid: Bools | None) -> tuple[Bools | None, Ints | None]:
-    if not len(block.tokens[TRAIN_COLUMN]) or block.extent(TRAIN_COLUMN)[0] > -math.inf:  # NaN if a value is missing
+    if not len(block.tokens[TRAIN_COLUMN]) or block.extent(TRAIN_COLUMN)[0] > -math.inf:  # False if a value is missing
         return valid, None
     gone = np.asarray(token_values(block.tokens[TRAIN_COLUMN]), np.float64) == -np.inf
     if valid is not None:
@@ -196,7 +196,7 @@ _IMPOSSIBLE_NEAR = "\0impossible"
 
 
 def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: Bools) -> Ints:
-    """Return `TokenBatch.impossible_near`, given the mask before and after such tokens were masked."""
+    """Return `TokenBatch.impossible_near`. `before` and `left` are masks with and without impossible tokens."""
     index = np.arange(len(left)) if before is None else np.flatnonzero(before)
     place = to_numpy(block.tokens[POSITION_COLUMN])[index] if POSITION_COLUMN in block.tokens else index
     sequence = np.searchsorted(block.offsets, index, side="right") - 1
@@ -260,7 +260,10 @@ def _note_faults(
 
 
 def token_values(array: pa.Array) -> NDArray[Any] | None:
-    """Return one value per token, NaN for null: [T], [T, K] for lists of one length, `None` for other lists."""
+    """Return the values of a column [T], or [T, K] if each token has a list of K values. A null becomes NaN.
+
+    Return `None` if the lists are empty or differ in length.
+    """
     if not is_list(array.type):
         values, missing = to_numpy(array), find_nulls(array)
         if missing is None:
@@ -370,11 +373,11 @@ PIECE_TOKENS = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(TokenBatch):
-    """Sequences with all tokens, also masked ones. The value of a null is NaN."""
+    """Sequences with all tokens, including masked tokens. A null is read as NaN."""
 
     mask: Bools
     extents: Mapping[str, Extent] = field(default_factory=dict)  # bounds of all rollout and train values, if known
-    unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)  # rows that were left out, by run
+    unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)  # rows with lists of different lengths, by run
 
     @classmethod
     def of(cls, block: DecodedBlock) -> Rows:
@@ -557,7 +560,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with a row per token. `broken` are sequences with tokens in several places."""
+    """Decode a part of a file with a row per token. `broken` maps the first row of a split sequence to its problem."""
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()

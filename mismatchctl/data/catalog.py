@@ -51,7 +51,7 @@ RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
 
 STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
-"""Per-sequence columns that must be usable if a file has them. Other unusable optional columns are ignored."""
+"""Columns that must be usable if a file has them, like per-token columns. Other unusable columns are ignored."""
 
 _SHOWN_COLUMNS = 12
 _PARALLEL_REQUESTS = 16
@@ -59,7 +59,7 @@ _PARALLEL_REQUESTS = 16
 
 @dataclass(frozen=True)
 class FileFooter:
-    """A file whose metadata was read, before its columns are matched."""
+    """The metadata of a file, before its columns are matched with the schema."""
 
     found: UnopenedFile
     size: int
@@ -116,14 +116,15 @@ class ReadUnit:
 
     index: int
     file: DumpFile
-    row_group: int  # the first
+    row_group: int  # number of the first row group
     step_range: tuple[int, int] | None  # lowest and highest step, if known exactly
     rows: int
     tokens: int  # approximate, including masked ones
     start: int = 0  # first row
     sequences: int = 0
     row_groups: int = 1  # small ones are read together in the wide layout
-    starts: Ints = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)  # in the long layout
+    # first row of each sequence, in the long layout
+    starts: Ints = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
 
 
 def read_footer(found: UnopenedFile) -> FileFooter:
@@ -278,7 +279,7 @@ class ColumnNames:
         if column not in REQUIRED_COLUMNS:
             return ""
         if columns.keys() & set(REQUIRED_COLUMNS):
-            if footer.found.size is None:  # not a file in a common format
+            if footer.found.size is None:  # only files in a common format have a size
                 return ""
             name = os.path.basename(footer.found.path)
             sides = (name, "FILE") if column == "train_log_probs" else ("FILE", name)
@@ -483,7 +484,7 @@ class _Survey:
 
 
 SplitSequences = Mapping[int, Mapping[int, str]]
-"""Sequences that are split over several places, by the index of the file and the row, with the problem."""
+"""By file index and first row: the problem of each sequence whose tokens are in several places."""
 
 
 def plan_units(catalog: Catalog) -> tuple[tuple[ReadUnit, ...], SplitSequences]:

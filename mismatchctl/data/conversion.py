@@ -49,7 +49,7 @@ Key = tuple[str | None, ...]
 
 
 class JoinedColumns:
-    """Sequences that are looked up by id, in Parquet files or files of a framework. Their columns may be incomplete."""
+    """Columns of Parquet files or of files of a framework, which are added to the sequences with the same id."""
 
     def __init__(self, place: Path) -> None:
         """Match the columns. A canonical column name takes precedence over a framework's alias."""
@@ -263,7 +263,7 @@ def _count_tokens(batch: pa.RecordBatch) -> int:
 
 
 IDS = ("sequence_id", "id", "request_id", "custom_id")
-"""Groups of equivalent names. An id is searched under each name of its group."""
+"""Equivalent names of the column with the id of a sequence."""
 _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
 """Names of log-probs without a side. The option that names the file determines the side."""
 
@@ -389,7 +389,7 @@ def _find_log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -
 
 
 _Window = tuple[str, list[Any], slice]
-"""A column of log-probs, the values of the response, and their place in the row."""
+"""The name of a column of log-probs, its values for the response, and their place in the row."""
 
 
 @dataclass(frozen=True)

@@ -142,8 +142,8 @@ class ListColumn:
 
     @classmethod
     def of(cls, array: pa.Array) -> ListColumn:
-        # `values` is the whole child array even of a slice, and `flatten` drops what null rows hide: only
-        # `values` together with the slice's own offsets is safe.
+        # `flatten` would drop the values of null rows. `values` is the child array of the whole array, also for a
+        # slice, so the offsets of the slice are applied to it.
         if isinstance(array.type, _LIST_VIEWS):  # a cast to lists would assume that they are in order
             starts = array.offsets.to_numpy().astype(np.int64, copy=False)
             lengths = array.sizes.to_numpy().astype(np.int64, copy=False)
@@ -277,7 +277,7 @@ def find_changes(array: pa.Array) -> Bools:
     """Return flags [N - 1] of the values that differ from the previous value. Null equals null, and NaN equals NaN."""
     import pyarrow.compute as pc
 
-    if pa.types.is_floating(array.type):  # runs have equal bits, so 0.0 replaces -0.0, and one NaN all others
+    if pa.types.is_floating(array.type):  # the encoder compares bits: make all zeros and all NaN equal
         array = array.cast(pa.float64())
         array = pc.if_else(pc.is_nan(array), math.nan, pc.add(array, 0.0))
     elif "view" in str(array.type):
@@ -601,11 +601,11 @@ class ParquetContents(FileContents):
             if rows and statistics is not None and statistics.has_null_count and not statistics.null_count:
                 return False
             if rows < chunk.num_values and levels.max_definition_level == levels.max_repetition_level:
-                return False  # elements cannot be null, and more values than rows means that a list is not empty
+                return False  # elements cannot be null, and some list is not empty if there are more values than rows
         return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Return a problem if a column takes far more memory than the file. Each log-prob takes at least one bit."""
+        """Describe a column that needs far more memory than the file. Each log-prob takes at least one bit there."""
         for group in groups:
             row_group = self.footer.row_group(group)
             for name in columns:
@@ -660,7 +660,7 @@ class ParquetContents(FileContents):
         )
 
     def _leaf(self, column: str) -> int | None:
-        """Return the index of the first leaf of a column, whose metadata have the column's statistics and sizes."""
+        """Return the index of the first leaf of a column, whose metadata contains the column's statistics and sizes."""
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path
             if path == column or path.startswith(f"{column}."):

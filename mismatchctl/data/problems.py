@@ -98,7 +98,7 @@ _ENDS = {
 
 
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
-    """Return the position at which most of the longer lists have their extra elements, or ""."""
+    """Return which elements of the longer lists are extra, in most pairs: "first", "last", "every second", or ""."""
     votes: Counter[str] = Counter()
     pairs = list(pairs)
     for pair in pairs:

@@ -67,8 +67,9 @@ def open_dump(
     """Open the files of a dump and divide them into parts. `Dump.read` decodes tokens later.
 
     `rename` maps canonical names to names in the files, and `aliases` framework names to canonical names. `wanted` are
-    optional columns that the caller uses. `watched` are added to `Rows` without being checked. `on_bad`: "error" raises
-    for bad data, "skip" leaves it out and counts it, and "mask" only masks and counts tokens without a value.
+    optional columns that the caller uses. `watched` are further columns of `Rows`, which are not checked. `on_bad`:
+    "error" raises for bad data, "skip" leaves it out and counts it, and "mask" only masks and counts tokens without a
+    value.
     """
     if on_bad not in get_args(BadDataPolicy):
         raise ConfigError(f"{option('on_bad')} must be error, skip or mask, found {on_bad!r}")
@@ -84,7 +85,7 @@ def open_dump(
 class Dump:
     """Files that are ready to be read, in canonical order: by run, then by name in natural order.
 
-    `problems` are the files that were left out (`on_bad="skip"`). The problems of the parts do not include them.
+    `problems` are the files that were left out (`on_bad="skip"`). `read` counts the problems inside of files.
     `unread` are files in the given folders that contain dump data but are not named like a dump.
     """
 

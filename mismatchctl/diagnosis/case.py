@@ -17,7 +17,7 @@ from mismatchctl.diagnosis.evidence import Evidence, read_column
 from mismatchctl.results.growth import Growth
 
 _MAX_LOG_RATIO = 20.0
-_SMALLEST_DOUBT = 0.02  # keeps the noise of near-certain tokens from being scaled up without end
+_SMALLEST_DOUBT = 0.02  # 1 - p below which a token is nearly certain. Added to 1 - p before a division by 1 - p.
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class Case:
 
     @cached_property
     def certain_tokens_differ(self) -> bool:
-        """Return True if nearly certain tokens differ like others, so that log-probs were changed and not logits."""
+        """Return True if nearly certain tokens differ like other tokens. Then log-probs were changed, not logits."""
         size, unsure = np.abs(self.x), (self.t > _UNSURE_RANGE[0]) & (self.t < _UNSURE_RANGE[1])
         if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
             return False
@@ -298,7 +298,7 @@ class Case:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Return True if the rollout lacks unlikely tokens, so that no column belongs to the sampling distribution."""
+        """Return True if the rollout lacks unlikely tokens. Then no column belongs to the sampling distribution."""
         doubt = float(-np.expm1(np.minimum(self.r, 0.0)).sum())
         return float((self.r < -3.0).sum()) < 0.02 * doubt
 
@@ -316,7 +316,7 @@ class Case:
 
     @cached_property
     def is_one_sided(self) -> bool:
-        """Return True if likely and unlikely tokens differ in one direction, which is impossible for distributions."""
+        """Return True if likely and unlikely tokens differ in one direction, which two distributions cannot do."""
         likely, _, unlikely, _ = self.coherence
         return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > 0.7
 

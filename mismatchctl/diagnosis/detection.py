@@ -75,7 +75,7 @@ def make_fact(
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """Create a fact with the share of some sequences [S]. The 95% interval also covers the share with `perhaps`."""
+    """Create a fact with the share of some sequences [S]. The 95% interval also covers those that `perhaps` adds."""
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:

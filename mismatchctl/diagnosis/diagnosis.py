@@ -52,7 +52,6 @@ class EvidenceCollector:
         self._add(gather_evidence(rows, self.by, flags, self.size, self.tokens))
 
     def add(self, other: EvidenceCollector) -> None:
-        """Add the evidence of another collector."""
         self._add({run: found.sampled(self.size, self.tokens.get(run, 0)) for run, found in other.runs.items()})
 
     def __add__(self, other: EvidenceCollector) -> EvidenceCollector:
@@ -79,7 +78,6 @@ class EvidenceCollector:
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
 
     def content(self, run: str, files: Mapping[int, str], findings: Sequence[Finding]) -> RunContent | None:
-        """Describe the content of a run's rows."""
         known = self.runs.get(run)
         if known is None or not known.hashes.parts:
             return None
@@ -91,7 +89,7 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Create a collector. Token counts are powers of two, so that a growing dump rarely changes its sample."""
+    """Create a collector. Token counts are rounded to powers of two, so a growing dump rarely changes its sample."""
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run

@@ -15,7 +15,7 @@ from mismatchctl.measure.metrics.registry import OTHER_TOP_COLUMNS, ROLLOUT_TOP_
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
-"""Required positions, and the log-prob of tokens without mass."""
+"""Minimum number of positions with lists, and the log-prob up to which a token has no mass."""
 _TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 
 
@@ -81,7 +81,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
     if k is not None:
         return Truncation(f"top-k of {k}, because each list has {k} tokens", "top_k", k, (k, k), mass)
     contradiction, name, low, high = _estimate_top_p(b, kept)
-    if contradiction > _MAX_CONTRADICTION:  # first top-p, because only one end of min-p is sharp
+    if contradiction > _MAX_CONTRADICTION:  # after top-p, because only one end of the interval of min-p is exact
         contradiction, name, low, high = _estimate_min_p(a, b, kept, gone)
     if contradiction > _MAX_CONTRADICTION:
         return Truncation("a rule other than top-k, top-p and min-p", "", mass, (mass, mass), mass)
@@ -125,9 +125,9 @@ _SMALLEST_DOUBT = 1e-3
 class PowerFit:
     """The sampling distribution as a power of the other side's distribution.
 
-    `misfit` is the largest mean of ratio - 1 in a group of contexts, relative to the mean |ratio - 1|. `misfit_z` is
-    its z-score. `misfit` and its z-score are computed at the exponent in the interval that fits best. `impossible` is
-    the share of tokens with a probability that no power could give.
+    At the best exponent of the interval, `misfit` is the largest mean of ratio - 1 in a group of contexts, relative to
+    the mean |ratio - 1|, and `misfit_z` its z-score. `impossible` is the share of tokens with a probability that no
+    power could give.
     """
 
     exponent: float

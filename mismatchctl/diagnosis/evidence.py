@@ -99,7 +99,7 @@ class RowSample:
 
     def __add__(self, other: RowSample) -> RowSample:
         both = RowSample((*self.parts, *other.parts), self.size)
-        vars(both)["_held"] = held = self._held + other._held  # of thousands of parts, none is counted twice
+        vars(both)["_held"] = held = self._held + other._held  # cached, so that a merge does not count all parts again
         return RowSample((both._chosen,), self.size) if held > 2 * self.size else both
 
 

@@ -72,7 +72,7 @@ def _run_tests(case: Case) -> list[_CauseResult]:
             leaves = detection.leaves or case.without(detection.tokens)
             detection = replace(detection, share=case.share(detection.tokens), leaves=leaves)
         if cause.id == NOISE_CAUSE and any(row.detection.confidence != "low" for row in found):
-            detection = replace(detection, confidence="low")  # it is what is left beside something else
+            detection = replace(detection, confidence="low")  # noise is only the rest that other causes leave
         part = min(case.weight / whole, 1.0) if whole else 1.0
         found.append(_CauseResult(cause, replace(detection, share=detection.share * part), case))
         rest = detection.leaves or case

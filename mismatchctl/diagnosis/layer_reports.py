@@ -28,7 +28,7 @@ COMPARE_COMMAND = "python -m sglang.srt.debug_utils.comparator --baseline-path B
 _HOOK_VARIABLES = "DUMPER_ENABLE=1 DUMPER_NON_INTRUSIVE_MODE=all"
 _FILTER_VARIABLE = r"""DUMPER_FILTER='layer_id in [{commas}] or search(r"layers\.{names}\.", name)'"""
 SGLANG_SYNTAX = f"run both sides with `{_HOOK_VARIABLES} {_FILTER_VARIABLE}`, then `{COMPARE_COMMAND}`"
-"""Spelling of names: `layer_id` in dumps placed by hand, module names in dumps of hooks."""
+"""The filter finds layers by `layer_id` (dumpers placed by hand) and by module names (hooks)."""
 SLIME_SYNTAX = (
     "dump these layers on each side, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
     "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"
@@ -296,7 +296,7 @@ def read_slime_document(document: Any) -> LayerTable | None:
 
 
 def read_slime_text(text: str) -> LayerTable | None:
-    lines = [dict(reversed(_SLIME_FACT.findall(line))) for line in _SLIME_LINE.findall(text)]  # the first of a fact
+    lines = [dict(reversed(_SLIME_FACT.findall(line))) for line in _SLIME_LINE.findall(text)]  # first value of a name
     if not lines:
         return None
     facts = ((int(line["layer"]), {name: parse_number(value) for name, value in line.items()}) for line in lines)
@@ -357,7 +357,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
-    """Read the JSON that msprobe writes per rank with `-da`. Result is empty there."""
+    """Read the JSON that msprobe writes per rank with `-da`. Its column `Result` is empty, so `is_same` decides."""
     calls = [*document.values()] if isinstance(document, Mapping) else []
     if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
         return None
@@ -454,7 +454,7 @@ def _parse_cell(cell: Any) -> float | None:
 
 
 JUMP_FACTOR = 30.0
-"""Noise grows by small factors from layer to layer, at most 4 in samples of bfloat16."""
+"""Growth from one layer to the next above which a layer diverges. Noise grew by at most 4 in samples of bfloat16."""
 _GRADIENT_PATTERN = re.compile(
     r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE
 )
@@ -466,7 +466,7 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
     places = [(row.step, row.layer) for row in rows if row.layer is not None]
     changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
-    # passes and ranks rarely reverse the direction, and few changes of layer show no order
+    # a new pass or rank reverses the direction rarely, and a few changes of layer prove nothing
     if len(changes) >= 8 and turns > 0.5 * (len(changes) - 1):
         note = "the tensors of the report are not in order of execution, so they were sorted by layer"
         return _sort_by_layer(rows, rows), note
@@ -523,7 +523,7 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
     if layer is None:
         return describe_rerun(table.unlayered, []) if table.unlayered else None
     first = layer if last_good is None else min(last_good, layer)
-    return describe_rerun(table.again, range(first, layer + 1)[-8:])  # layers that are compared next, at most
+    return describe_rerun(table.again, range(first, layer + 1)[-8:])  # the last eight, at most
 
 
 def _find_other_weight(rows: Sequence[Tensor]) -> int | None:

@@ -269,7 +269,8 @@ def assign_sides(
     sides = measure_sides(Case.of(evidence, rows))
     if sides is None:
         return list(found), None
-    few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows  # the cause needs fewer rows than its size
+    # To find a cause takes fewer rows than to measure its size.
+    few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows
     reference = few.extra_columns[REFERENCE_COLUMN]
     few = replace(few, extents={})  # the reference has other extents
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}

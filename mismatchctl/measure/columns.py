@@ -146,7 +146,7 @@ class PairFacts:
         self.some: Float64s = (self.length > 0).astype(np.float64)
         self.mean: Float64s = -log_ratio / self.n
         bounded = np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        self.product: Float64s = np.exp(bounded) * self.some  # the sum is too small to be computed as 1 + excess
+        self.product: Float64s = np.exp(bounded) * self.some  # 1 + excess would lose digits of a small product
         self.product_excess: Float64s = np.expm1(bounded) * self.some
 
     def exp(self, values: Float64s) -> Float64s:
@@ -276,14 +276,14 @@ class SumColumn(Generic[FactsT]):
     """A column of the cluster table that contains sums."""
 
     name: str  # unique within its pair of policies or correction
-    # function of the facts of a block that returns the values [S]. Null for columns of kernels.
+    # returns the values [S] of a block from its facts. None for columns that a kernel computes.
     compute: ColumnFunction[FactsT] | None = None
     scope: Literal["token", "sequence"] = "sequence"  # whether tokens or sequences are summed
     # how the values of sequences combine. A minimum is a maximum of negated values.
     merge: Literal["sum", "largest"] = "sum"
     stored: bool = True  # False for a column that only other columns are computed from
-    # bounds of the correction that it depends on: none, bounds of the weights, bounds that decide what is kept, all, or
-    # bounds of the veto or of the gate with this number
+    # the bounds that change the column: none, bounds of the weights, bounds that decide what is kept, all bounds, the
+    # bound of the veto, or the bounds of the gate with this number
     depends_on: GridAxis = "kept"
 
 
@@ -431,7 +431,7 @@ def correction_columns(
     plain: LossTerm | None = None,  # the uncorrected loss, if known
     *,
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
-    all_tokens: bool = False,  # True to evaluate every token, as losses do
+    all_tokens: bool = False,  # True to evaluate every token, which losses need
 ) -> tuple[Columns, Columns]:
     """Return the sums and maxima of a correction per sequence. Tokens inside all bounds are not evaluated."""
     near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)

@@ -74,7 +74,7 @@ class MeasurePlan:
     available_columns: frozenset[str] = frozenset()  # optional columns of the dump, which decide what can be measured
     sequences: bool = False  # True to also return one row per sequence
     kernel: Kernel = NUMPY_KERNEL  # computes the sums over tokens
-    # True to keep large cluster tables per run, with all columns, instead of the size for a file
+    # True to keep larger cluster tables per run, with all columns. The default size fits a file.
     every_cluster: bool = False
     by_prompt: bool = False  # True if the dump has prompt ids, so that a prompt is one cluster over all steps
 

@@ -245,7 +245,7 @@ class PromptCounter:
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Return the changes of the numbers of prompts [R] and of emptied prompts [R, ...] by clusters of a step."""
+        """Count clusters of a step. Return what each adds to the number of prompts [R] and emptied prompts [R, ...]."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))
@@ -269,7 +269,7 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
     """Number the rows [S] from 0 by their previous number and then by their keys. Equal rows get equal numbers."""
     for values in keys:
         if values is not None and not _is_constant(values):
-            if values.dtype == object:  # the marker of a missing value cannot be a name
+            if values.dtype == object:  # no name equals "\0", which stands for None
                 values = np.array(["\0" if value is None else str(value) for value in values])
             _, codes = find_distinct(values)
             _, labels = np.unique(labels * (codes.max(initial=0) + 1) + codes, return_inverse=True)

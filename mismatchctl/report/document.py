@@ -47,7 +47,7 @@ class Column:
     text: str
     make: Callable[[Any], TableCell | str | float | None] | str = str  # a function, or the name of an attribute
     kind: str = "number"
-    drop: int | None = None  # the terminal drops the highest first and never 0; only HTML shows columns without it
+    drop: int | None = None  # a narrow terminal drops high numbers first, never 0. Only HTML shows None.
     unit: str = ""
     description: str = ""
     anchor: str = ""  # of the glossary entry

@@ -115,7 +115,7 @@ def _fit_good_steps(all_where: Float64s, all_height: Float64s, all_error: Float6
     near[chosen] = True
     first, last = int(start[chosen]), int(end[chosen])
     before, change, spread = _fit_levels(where, height, weight, first, last, power)
-    # a ramp is still at the old level at its start, a jump may have come with any bad step right before it
+    # a ramp begins at its corner, and a jump may begin at a bad step after the last step of the old level
     earliest = int((places[start] + jump)[near].min())
     latest, onset, until = (int(places[place]) for place in (int(start[near].max()) + 1, first + 1, last))
     corners = (float(all_where[onset - 1] if is_jump else where[first]), float(where[last]))

@@ -409,8 +409,8 @@ class RunContent(FiniteModel):
             tokens.
         holes: share of masked tokens between the first and the last valid token of their row.
         clipped: share of the valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both
-            sides if that share is larger. 0 if chance explains it.
-        doubts: causes found with high confidence by which a column does not contain what its name says.
+            sides if that share is larger. 0 if chance explains this share.
+        doubts: causes, found with high confidence, which mean that a column does not contain what its name says.
         vocabulary: tokens by id modulo 64, and the 95% quantile of the ids.
         responses: hash of all responses, regardless of their order, if all rows have token ids.
         models: names of models in the rows. `engines` are the names of the inference engines.
@@ -608,8 +608,9 @@ class Acceptance(FiniteModel):
 
 
 class Provenance(FiniteModel):
-    """Origin of a Result. `framework` is the framework and version of `logged`, and `replay` its settings.
+    """Origin of a Result.
 
+    `framework` is the name and version of the framework that would log `RunResult.logged`. `replay` has its settings.
     `device` is the device of the arithmetic over tokens, if it was not the CPU. `log` is the file of the run's log.
     `unread` are files in the given folders that contain dump data but do not have the name of a dump.
     """

@@ -50,7 +50,6 @@ class Renderer(Protocol):
 
 
 def get_renderer() -> Renderer:
-    """Return the registered renderer."""
     return cast("Renderer", load_renderer())
 
 

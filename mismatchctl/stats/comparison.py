@@ -23,7 +23,8 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
 """Share of the baseline's tokens above the upper K3 cap of the bulk (most tokens) and of the shoulder (next tokens)."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
-"""How the level is divided among the tests of bulk, shoulder, evened K3, lost tokens and total K3.
+"""How the significance level is divided among five tests: K3 of the bulk and of the shoulder, evened K3 (K3 weighted by
+EVENED_WEIGHTS), lost tokens (tokens with a larger K3 than nearly all of the baseline's), and total K3.
 
 Each test detects changes that the other tests miss. If there are too few lost tokens for a decision, the other tests
 get their share.
@@ -34,10 +35,11 @@ _CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # clusters are clipped this many me
 _MIN_CLIPPED_CLUSTERS = 8  # with fewer clusters in the baseline, its median deviation is uncertain
 # A token is lost from |log ratio| 2^_LOST_EXPONENT on, if at most this share of the baseline's tokens is there.
 _LOST_EXPONENT, _MOST_LOST_SHARE = -2, 1e-4
-_LOST_LEVELS = 3.0  # lost tokens count if chance puts all of them in one sample with at most this multiple of the level
+# Enough clusters have lost tokens if the chance that all are in the new sample is at most this multiple of the level.
+_LOST_LEVELS = 3.0
 _ROUNDING = 1e-6  # relative to the sum of all |excess|
-_TIE_WEIGHT = 0.02  # weight of the bulk's norm in lost tokens, which breaks ties
-_MOST_BULK_WEIGHT = 0.4  # maximum of the bulk in lost tokens, so that a large allowance cannot outweigh the lost tokens
+_TIE_WEIGHT = 0.02  # weight of the bulk of K3 in the test of lost tokens, which breaks ties
+_MOST_BULK_WEIGHT = 0.4  # maximum of the bulk in this test, so that it cannot outweigh one lost token
 
 
 class Allowance(BaseModel):

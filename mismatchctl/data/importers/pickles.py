@@ -26,7 +26,7 @@ _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQe
 """Types of numpy that are numbers, strings or lists of values."""
 _MOST_DIMENSIONS = 32
 _MOST_INTEGER_KEY = 1 << 24
-"""Largest integer key. For larger integers it is easy to choose keys with equal hashes."""
+"""Largest integer key of a dict. With larger integers, an attacker could choose keys with equal hashes."""
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
 """Time limit for reading a pickle, plus an allowance per byte of the file."""
 _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
@@ -212,7 +212,7 @@ class _PlainDict(dict[Any, Any]):
 
 
 Names = Mapping[tuple[str, str], Any]
-"""Values that replace the names of a module. The pickle may call those that are functions or classes."""
+"""Replacements of (module, name) in a pickle. The pickle may call replacements that are functions or classes."""
 _NUMPY_NAMES: Names = {
     ("numpy", "dtype"): _PickledDtype,
     ("numpy", "ndarray"): UnreadValue("numpy.ndarray"),
@@ -307,7 +307,7 @@ class _DataUnpickler(pickle._Unpickler):
     def _reduce(self) -> None:
         arguments = self.stack.pop()
         self.stack[-1] = value = self.stack[-1](*arguments)
-        if isinstance(value, (bytes, dict, tuple)):  # copies of values that may be referred to again
+        if isinstance(value, (bytes, dict, tuple)):  # a copy: a small pickle can request many
             self._room.take(len(value))
 
     def _build(self) -> None:

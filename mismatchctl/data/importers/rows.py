@@ -336,7 +336,7 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
     if name in TOKEN_COLUMNS:
         if _contains_text(value):
             raise ValueError("a text")
-        with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and refused by whoever reads it
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which readers refuse
             is_whole = pa.types.is_integer(COLUMN_TYPES[name].value_type)
             values = np.asarray(value, np.int64 if is_whole else np.float32)
         if values.ndim > 1:
@@ -367,7 +367,7 @@ def _contains_text(value: Any) -> bool:
 
 
 BATCH_ROWS, BATCH_TOKENS = 512, 1 << 21
-"""Maximum rows of a batch, which becomes a row group, and the number of tokens after which it ends earlier."""
+"""Maximum number of rows of a batch, and number of tokens at which it ends earlier. A batch becomes a row group."""
 
 
 def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:

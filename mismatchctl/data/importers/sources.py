@@ -36,7 +36,10 @@ BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 
 
 class ForeignRun:
-    """Files that are read as one run. `missing` tokens lack a log-prob, `copies` are sequences of two files."""
+    """Files that are read as one run.
+
+    `missing` counts tokens without a log-prob. `copies` counts sequences that an earlier file also contains.
+    """
 
     def __init__(self, place: str, join: BatchJoin | None = None, joined_columns: Collection[str] = ()) -> None:
         self.missing = self.copies = self._sequences = 0
@@ -57,7 +60,7 @@ class ForeignRun:
             refuse_incomplete(path)
             return
         if layout.rollout_only and not (self._completes and layout.columns):
-            self._alone = self._alone or (path, layout)  # harmless next to files of the trainer
+            self._alone = self._alone or (path, layout)  # an error if the run has no files of the trainer
             return
         first, known = self._first = self._first or (path, layout)
         if layout is not known:
@@ -109,7 +112,7 @@ class ForeignRun:
         for row, (step, name) in enumerate(zip(steps, batch["sequence_id"].to_pylist(), strict=True)):
             if step != self._seen_step:  # files come step by step, so earlier steps can be dropped
                 self._seen, self._seen_step = {}, step
-            name = name.removeprefix(f"{path.stem}:")  # a sequence without a name has its file's, and its place there
+            name = name.removeprefix(f"{path.stem}:")  # unnamed sequences are called FILE:ROW
             key = hashlib.blake2b(repr((str(path.parent), name)).encode(), digest_size=16)
             for column in values:
                 key.update(column[offsets[row] : offsets[row + 1]].tobytes())

@@ -155,7 +155,7 @@ def _read_lines(path: Path) -> pa.Table:
         return _from_records(read_responses(read_json_lines(path), path), path)
     try:
         frame = pl.read_ndjson(path, infer_schema_length=None)
-    except pl.exceptions.PolarsError:  # NaN, which Python writes, and everything that needs a message with a line
+    except pl.exceptions.PolarsError:  # polars rejects NaN, and its errors do not name the line
         return _from_records(list(read_json_lines(path)), path)
     return _from_frame(frame)
 
@@ -190,7 +190,7 @@ def _lists_from_text(column: Any, path: Path) -> Any:
 
     try:
         return column.str.json_decode(infer_schema_length=None)
-    except pl.exceptions.PolarsError:  # NaN, or a cell that needs a message with its row
+    except pl.exceptions.PolarsError:  # polars rejects NaN, and its errors do not name the row
         values = [None if text is None or not text.strip() else _cell(text, row, column.name, path)
                   for row, text in enumerate(column)]  # fmt: skip
     try:
@@ -308,7 +308,6 @@ def _from_content(content: Any, path: Path) -> pa.Table:
 
 
 def _known(names: Iterable[Any]) -> list[str]:
-    """Return the names of the columns of log-probs to compare."""
     return [name for name in names if canonical_name(name) in REQUIRED_COLUMNS]
 
 

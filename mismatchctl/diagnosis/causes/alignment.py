@@ -65,7 +65,7 @@ def detect_edited_response(case: Case) -> Detection | None:
     if breaks is None:
         return _match_edited_spans(case)
     if breaks.at_turn:
-        return None  # contexts differ from a turn on
+        return None  # the context changed at a turn, which another test finds
     found, level = breaks.found, float(breaks.level[breaks.found].mean())
     long = case.counts >= 2 * _EDIT_MIN_SIDE
     share, examples = float(found.sum() / max(long.sum(), 1)), case.find_loudest(found, breaks.level)
@@ -174,7 +174,8 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
     level, later = (case.part_means(size, part) for part in (after, half))
     stray = case.part_means(size > 0.5 * case.each(level), ~after)
     position = case.rows.positions[case.index]
-    apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))  # explained tokens before it
+    # True if other causes explain the tokens right before the break
+    apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))
     found: Bools = (level > 0.4) & (stray < 0.2) & (later > 0.4 * level)
     found &= case.sums(apart) == 0
     return found
@@ -413,14 +414,15 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 
 _PREFIX_MIN_SURPRISE, MIN_LOG_PROB = 20.0, -200.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
-"""Shortest row; nats, and multiples of the row's median, above which its last token is off."""
+"""The last token of a row is wrong if the row is longer than this, and if the token's difference is above these nats
+and above this multiple of the row's median."""
 _REPAIRING = {
     "wrong_log_base", "wrong_sign", "probabilities_not_logs", "cumulative", "log_densities", "unmasked_padding",
     "constant_column",
 }  # fmt: skip
 """Causes that explain values above 0 or far below it."""
 _IMPOSSIBLE, _MIN_PADDING_RUN, _DENIED = "impossible", 4, 2.0
-"""Tokens with probability 0 in the trainer: a log-prob of -inf that is not part of a run."""
+"""Key for tokens with a train log-prob of -inf, except in padding: runs of at least `_MIN_PADDING_RUN` tokens."""
 _PLACEHOLDER_KINDS = {
     "nonfinite": "NaN, infinite or null",
     "positive": "above 0",
@@ -514,8 +516,8 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
 def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
     """Return the tokens [T] with a placeholder number that is far from the other side, by side and number."""
     found = {}
-    if "low_precision_logging" not in case.explained:  # then all values look typed
-        # nats between the sides, tokens with the number, their share of such tokens, and the share that is far off
+    if "low_precision_logging" not in case.explained:  # rounded values all look like placeholders
+        # at least 6 tokens and 40% of the far tokens have the number, and 90% of the tokens with the number are far
         far = np.abs(case.x) > 5.0
         for side, own, _ in case.sides:
             values, counts = np.unique(own[far], return_counts=True)
@@ -572,7 +574,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     start[runs.sequence[::-1]] = case.rows.positions[case.index[runs.first[::-1]]]
     examples = case.find_loudest(sequences, case.sums(tokens[case.index]))
     rival = {"padding_or_sentinel": "check in the code whether 0 is written for missing log-probs"}
-    # share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too
+    # 1%: a policy that moved far also has a few tokens with a log-prob of 0
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > 0.01 or quiet else "low",
         f"{percent(share)} of the valid tokens have the constant rollout log-prob {value:g}, which is "
@@ -594,14 +596,15 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
 
 
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
-"""Range of E[ratio] after the break for sampled tokens, and the number of tokens it needs."""
+"""Range of E[ratio] after the break if the tokens are sampled, its maximum if all breaks are at one place, and the
+minimum number of tokens."""
 _SAME, _ROWS = 0.8, 5
 
 
 def detect_engine_state(case: Case) -> Detection | None:
     breaks = _find_breaks(case)
     if breaks is None or breaks.at_turn:
-        return None  # contexts differ from a turn on
+        return None  # the context changed at a turn, which another test finds
     found, split, after = breaks.found, breaks.split, breaks.after
     at_limit, by_prompt = _is_at_limit(case, found, split), _is_by_prompt(case, found, split)
     ratio, count, rows = np.where(after, np.exp(np.minimum(case.x, 7.0)), 0.0), int(after.sum()), int(found.sum())
@@ -680,7 +683,7 @@ def _is_by_prompt(case: Case, found: Bools, split: Ints) -> bool:
     """Return True if the rows with a break belong to the same prompts more often than by chance."""
     if case.rows.columns.get("prompt_id") is None:
         return False
-    used = case.counts > np.median(split[found]) + 6  # shorter rows end before it
+    used = case.counts > np.median(split[found]) + 6  # shorter rows end before the break
     if not used.any():
         return False
     clusters = case.clusters[used]

@@ -178,7 +178,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     sampled = abs(ratio.z) < 4.0 or abs(ratio.excess) < 0.01
     fits = read.noise < 0.1 or (sampled and read.noise < 0.3)
     if after > 0.02 * before and not signed and not fits:
-        return None  # too large a rest, and not the sampling distribution either
+        return None  # the rest is too large, and the tokens were not sampled from these probabilities
     found = _match_reading(
         case, left, side, best, _describe_reading(side, reading, 1 / factor)
         + f". If {side}_log_probs are multiplied by {factor:.4g}, the median difference between the two sides is "
@@ -429,7 +429,8 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     allowed, known = float(doubt[certain].sum()), float((far & certain).sum())
     if max(known - 3 * math.sqrt(known), 0.0) / max(allowed, 1e-9) > 2.0:
         return None
-    # If p > 1/2, the column is the likeliest token's. Tokens sampled with p count 1 / p, a share 1 - p is far off.
+    # If p > 1/2, the column has the likeliest token. This token was sampled with probability p, so each match stands
+    # for (1 - p) / p tokens that are far off.
     likely = own > np.log(0.5)
     expected = float((doubt / p)[likely & ~far].sum())
     affected = min(1.0, float((far & likely).sum()) / expected) if expected > 0 else 1.0

@@ -15,7 +15,7 @@ from mismatchctl.diagnosis.detection import Detection, make_fact, make_share_fac
 _FEWEST = 20
 _RUN = 3
 _MOST, _FEW_ROWS, _FITS_FEW = 0.5, 0.02, 0.1
-"""Difference of packed over unpacked values, if only a few rows are packed."""
+"""`_FITS_FEW`: if only a few rows fit better without gaps, their difference has to fall to this share."""
 
 
 def detect_length_mismatch(case: Case) -> Detection | None:
@@ -54,7 +54,8 @@ def detect_constant_column(case: Case) -> Detection | None:
         share = float((own == value).mean())
         masked = getattr(case, side)[~case.rows.mask]
         masked = masked[np.isfinite(masked)]
-        wrong_mask = len(masked) >= _FEWEST and len(np.unique(masked)) > len(masked) / 4  # it varies there
+        # If the masked values vary, the mask is wrong and not the column.
+        wrong_mask = len(masked) >= _FEWEST and len(np.unique(masked)) > len(masked) / 4
         if share >= 0.995 and not wrong_mask:
             found[side] = value, share
     if not found:

@@ -15,7 +15,7 @@ from mismatchctl.diagnosis.detection import Detection, make_fact, percent
 from mismatchctl.results.model import Confidence
 
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
-"""Share of K3 beyond the tail: dense models below, mixtures of experts from and to."""
+"""Share of K3 in the tail: below the first for dense models, from the second to the third for mixtures of experts."""
 _CACHE_LIKE = (8.0, 35.0)
 """Kurtosis of the noise of fp8 caches (3 to 22). Dense models have up to 8, mixtures of experts 42 and more."""
 MIN_STRUCTURE_TOKENS = 3000
@@ -439,7 +439,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
     turned = likely * unlikely < 0 and min(abs(likely), abs(unlikely)) > 0.5
     placed = not bound or rises
     sure = z > 8.0 and sampled and len(case.x) >= MIN_STRUCTURE_TOKENS and not placed and not turned
-    slight = not bound and is_near_bound(case)  # bfloat16 rounds weights too, each token's in its own way
+    slight = not bound and is_near_bound(case)  # rounding weights to bfloat16 also shifts each token
     rivals = {"position_mismatch": _POSITION_SETTINGS} if placed else {}
     rivals |= {
         "stale_policy": "record rollout_version and train_version, or current_log_probs",
@@ -470,7 +470,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
 
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
-"""A gross token is off by this many nats and multiples of the noise, on at most this share of tokens."""
+"""A gross token differs by this many nats and this multiple of the noise. At most this share of tokens is gross."""
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
@@ -505,7 +505,7 @@ def _match_tokens(case: Case) -> Detection | None:
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     upward = float((case.x[chosen] > 0).mean())
-    flips = abs(case.calibration.z) < 4.0 and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as experts make them
+    flips = abs(case.calibration.z) < 4.0 and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as other experts cause
     flips &= count < 0.01 * len(case.x)
     sure = share > 0.3 and sequences > 1 and not case.reshaped and not flips
     more = bool(case.explained) and share * float(case.k3.sum()) < 0.9 * case.whole_k3  # the same cause again
@@ -513,7 +513,7 @@ def _match_tokens(case: Case) -> Detection | None:
     seats = _find_seats(case, chosen)
     seated = "positions" in seats and count >= 5  # one long row has many tokens of one worker and step
     far = [int((np.abs(case.standard) > limit).sum()) for limit in (5.0, _GROSS_NOISE_FACTOR)]
-    tail = may_be_larger(case) and far[0] >= 1.5 * far[1] and not seated  # as with different experts
+    tail = may_be_larger(case) and far[0] >= 1.5 * far[1] and not seated  # as other experts cause
     examples = case.find_loudest(rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.positions[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
@@ -540,7 +540,7 @@ def _match_tokens(case: Case) -> Detection | None:
 
 
 def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
-    """Return the place of most of some tokens: the start or the end of rows, a worker or a step."""
+    """Return where most of the chosen tokens are: at the start or the end of rows, at one worker or in one step."""
     found = {}
     total = int(chosen.sum())
     left = case.each(case.counts) - case.place

@@ -103,4 +103,4 @@ CAUSES: tuple[Cause, ...] = (
     Cause("unexplained", numerics.detect_unexplained, in_layers=True),
     Cause("numerical_noise", numerics.detect_numerical_noise),
 )
-"""Columns first, then tokens, workers, the distribution and the weights. The rest and noise come last."""
+"""Tests of columns come first, then tests of tokens, workers, the distribution and the weights. Noise is last."""

@@ -236,7 +236,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         before, after = (case.part_means(case.loudness, part)[rows] for part in near)
         jump = after - before
         z = max(normal_z(compute_t(jump), len(rows) - 1), _outlying(jump))
-        if best is None or z > best[1] + 1:  # of about equally clear boundaries, the first
+        if best is None or z > best[1] + 1:  # the first of several boundaries that are about equally clear
             best = jump, z, boundary, rows
     if best is None or best[1] < 5.0:
         return None
@@ -409,7 +409,8 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
 
 
 _KIND_TOKENS, _KIND_ROWS, _KIND_PROMPTS, _KIND_PURE = 10, 2, 6, 0.9
-"""Tokens per row, rows per prompt, prompts, and the pure share of each."""
+"""Minimum of tokens per row, of rows per prompt, of prompts, of the share of a prompt's rows that are of one kind, and
+of the share of such prompts."""
 
 
 _POSITION_MIN_LENGTH = 24

@@ -70,7 +70,7 @@ _TRUNCATED_Z = -6.0
 _TRUNCATED_QUANTILE = 0.005
 _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 30, 4.0
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
-"""Probability of tokens with nuclei of about p; tolerance and spread of equal masses."""
+"""Largest probability of an unlikely token, smallest top-p, and tolerance and largest spread of equal masses."""
 _MIN_P_NOTE = "the value of min-p needs the likeliest token's probability, which only rollout_top_log_probs contain"
 
 
@@ -163,7 +163,7 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
 
 
 def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
-    """Describe the truncation, and list its evidence. `certain` has the log-probs of tokens without a choice [N].
+    """Describe the truncation, and list its evidence. `certain` are log-probs of tokens that were the only choice [N].
 
     The ratio of a token is the probability mass that the truncation keeps. Top-p keeps a mass of at least p, and less
     than p without the last token. Top-k keeps k tokens at every position.
@@ -420,7 +420,7 @@ def detect_logit_bias(case: Case) -> Detection | None:
     ratio = case.calibration
     sampled = (
         min(abs(ratio.z), abs(ratio.inverse_z)) < 6.0
-    )  # a bias leaves both sides distributions, one of which sampled
+    )  # with a bias, both columns are distributions, and one of them sampled
     return Detection(
         "high" if held > 0.6 and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "

@@ -555,7 +555,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
         value, z = _regress(products, freedom)
         ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
         most = -NormalDist().inv_cdf(math.exp(-ways)) if ways < 500.0 else math.inf
-        return value, math.copysign(min(abs(z), most), z)  # at most as sure as one of all permutations
+        return value, math.copysign(min(abs(z), most), z)  # limited by the number of permutations
     levels = Levels.of(cells)
     y, error = levels.sums / levels.counts, levels.variance / levels.counts
     shapes = [_fit_across_steps(form, y, error, levels.freedom) for form in (at, np.minimum(at - at.min(), 1.0))]

@@ -58,9 +58,9 @@ from mismatchctl.measure.sums import (
 )
 
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
-"""Blocks are larger than elsewhere, because a block causes many calls per family. Values per point fit the cache."""
+"""Tokens per block, and values per block and point, which fit the cache. Large blocks save calls of functions."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
-"""Minimum number of sequences per block, and the limit of memory: 8 MiB per column."""
+"""Minimum number of sequences per block, and maximum number of values per column (8 MiB)."""
 
 
 def block_columns(
@@ -174,7 +174,7 @@ class _BinnedPoints:
         return None if flags is None or flags.all() else flags.astype(np.float64)
 
     def _kept_tokens(self) -> Arrays:
-        """Sum over the tokens that gates on tokens keep, if there is one weight [S, variants of these gates ...]."""
+        """Return sums over tokens that token gates keep [S, gate variants ...], of weights if they do not vary."""
         if not self.on_tokens:
             return {"count": self.length, "k3": self._wide(self.ratios["train/rollout"].k3_sum)}
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}

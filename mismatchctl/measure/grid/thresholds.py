@@ -90,7 +90,7 @@ class BlockColumns:
     # columns that are not stored by cluster, summed over each part [parts, ...]
     summed: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)  # maxima of each part [parts, weights, 1, ...]
-    # variants that columns have along each axis of the grid, as the number of each variant of the family among them
+    # for each axis of the grid: the index in the columns of each variant of the family. None if all variants are there.
     variants: Sequence[Ints | None] = ()
     # columns that are sums of others
     terms: dict[str, list[Term]] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class BlockColumns:
         return sums
 
     def totals(self, known: Arrays, within: BlockParts) -> Arrays:
-        """Sum each column over each part [parts, weights, gate variants ...], given some sums `within` the parts."""
+        """Sum each column over each part [parts, weights, gate variants ...]. `known` sums are merged by `within`."""
         rest = [name for name in (*self.passing, *self.fixed) if name not in known]
         return {name: within.sum(sums) for name, sums in known.items()} | self.sum_by(rest, self.parts) | self.summed
 
@@ -134,7 +134,7 @@ class BlockColumns:
 
 
 def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
-    """Sum flags times columns, which vary along other axes, over each part. Columns of the same shape are combined."""
+    """Sum flags times columns over each part. Flags and columns vary along different axes of the grid."""
     alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
     for name, values in columns.items():
         alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
@@ -175,7 +175,7 @@ class BinIntervals:
 
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
-        """Return the fewest bins that divide all intervals, with the intervals of each bin."""
+        """Return bins such that each interval contains or ends at one of them, and the intervals of each bin."""
         left = np.flatnonzero(self.starts < self.stops)
         found = []
         while len(left):
@@ -256,7 +256,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Return the variants that differ in the given bins, the number of each variant among them, and of each bin."""
+        """Keep only the given bins, and merge equal variants. Also return the new number of each variant and bin."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
@@ -302,7 +302,7 @@ class WeightBounds:
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
 
     def factor(self, low: int, high: int, origin: float = 0.0) -> Float64s:
-        """Multiply powers of the bounds minus `origin` [W]. An infinite bound gives 0: no weight is outside of it."""
+        """Return (lower bound - origin)^low (upper bound - origin)^high [W], or 0 if a bound is infinite."""
         with np.errstate(over="ignore", invalid="ignore"):
             made: Float64s = (self.low - origin) ** low * (self.high - origin) ** high
         return np.where(np.isfinite(made), made, 0.0)

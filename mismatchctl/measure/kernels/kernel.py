@@ -23,11 +23,11 @@ BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, 
 """Quantities that K3 is broken down by, with their bins."""
 
 BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
-"""Sums of each breakdown, and the breakdowns with two more sums."""
+"""Number of sums per bin of a breakdown, and the breakdowns that have two more sums per bin."""
 
 
 class PairTables:
-    """Sums over tokens of a pair, by row of a group and bucket (sorted). Default: one group with all buckets."""
+    """Sums over tokens for a pair of policies, one sorted row per group and bucket. Default: one group, all buckets."""
 
     def __init__(self, cells: Ints | None = None, buckets: Ints | None = None) -> None:
         cells = np.zeros(BUCKETS, np.int64) if cells is None else cells
@@ -70,7 +70,7 @@ class Kernel:
     """The arithmetic over tokens in numpy, for small dumps and as the reference for other kernels."""
 
     device: str | None = None  # name of the device, if it is not the CPU
-    evaluates_all_tokens = False  # True if a choice of sequences costs more than their tokens
+    evaluates_all_tokens = False  # True if selecting sequences costs more than it saves
 
     def compute_ratios(self, policy: Floats, reference: Floats, segments: Segments) -> Ratios:
         return Ratios(policy, reference, segments)

@@ -52,7 +52,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    c, s = _COEFFICIENTS, r * r  # pairs of pairs, since a chain of products would be sequential
+    c, s = _COEFFICIENTS, r * r  # grouped in pairs: Horner's scheme would be sequential
     low = (c[2] + c[3] * r) + s * (c[4] + c[5] * r)
     middle = (c[6] + c[7] * r) + s * (c[8] + c[9] * r)
     high = (c[10] + c[11] * r) + s * (c[12] + c[13] * r)
@@ -259,7 +259,7 @@ def _place_surprisal(reference: Any, where: Any) -> None:
 _SURPRISAL_BINS_ABOVE = tuple(
     int(np.count_nonzero(place < PROBABILITY_BIN_BY_SURPRISAL)) for place in range(len(PROBABILITY_EDGES))
 )
-"""Number of surprisal bins above each probability bin except the last. The lowest surprisal bin has certain tokens."""
+"""For each edge of the probability bins, the number of surprisal bins at higher probabilities."""
 _CAP_COUNT = len(K3_CAPS)
 _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 

@@ -54,7 +54,7 @@ _FACTOR_COLUMNS = ("weight_excess", "tokens", "mean_excess", "sequences", "empty
 _LINEAR_COLUMNS = ("sequence_weight", "loss", "loss_mean", "gradient_product")
 """Columns that are linear in the weights. Columns of the loss only exist if the dump allows losses."""
 _LOSS_COLUMNS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
-_CANCELLATION_LIMIT = 1e-14  # a smaller sum of squares, relative to the one around 1, is rounding
+_CANCELLATION_LIMIT = 1e-14  # relative to the sum of (w - 1)^2: a smaller sum of squares is rounding error
 _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
 
 
@@ -73,7 +73,7 @@ def normalization_factors(rule: Weight, columns: Mapping[str, Float64s], scopes:
     """Return the divisor of the weights in each micro-batch, from the columns of a group's rows [R, ...]."""
     names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
     excess, number = (columns[name] for name in names)
-    if counts_empty(rule):  # the weight of the added rows is 0
+    if counts_empty(rule):  # empty sequences count with weight 0
         excess, number = excess - columns["empty_sequences"], number + columns["empty_sequences"]
     found, where = np.unique(scopes, return_inverse=True)
 

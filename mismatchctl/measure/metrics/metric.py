@@ -171,7 +171,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Return "ok" for a finite value, else the reason. `empty` has flags of groups without tokens."""
+    """Return "ok" for a finite value, else the reason. `empty` is true if there is no token."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -185,7 +185,7 @@ class Estimate:
 
     value: Float64s  # [G], not finite if undefined
     undefined: str  # reason for an undefined value
-    empty: Bools  # True for cells without tokens [G], where the missing tokens are the reason
+    empty: Bools  # True for groups without tokens [G], the reason for an undefined value
     # standard errors [G], intervals [G, 2], and the actual coverage of intervals with a heavy tail [G]. NaN if unknown.
     se: Float64s
     interval: Float64s
@@ -233,7 +233,7 @@ class Metric:
 
     key: str  # stable name in JSON, tables and options
     title: str  # short label
-    unit: str  # "nats", "fraction", "ratio", "tokens",
+    unit: str  # "nats", "fraction", "ratio", "tokens" or another
     definition: str  # formula in plain text. x is the log ratio train minus rollout of a token, w = exp(x).
     meaning: str  # interpretation for the reader
     source: str = "mismatchctl"  # origin of the definition
@@ -299,7 +299,7 @@ def read_metrics(
 
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
-"""Observed coverage of `heavy_tail` intervals of quantiles, and with few tail tokens (docs/methods/gate.md)."""
+"""Observed coverage of `heavy_tail` intervals of quantiles: usual, and with few tail tokens (docs/methods/gate.md)."""
 _FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tokens above a quantile, it is inaccurate or unknown
 _ROUNDING = 1e-9  # relative rounding of token counts
 
@@ -326,7 +326,7 @@ def _bin_middles() -> Float64s:
 def compute_quantiles(
     pair: PairSums, shares: Sequence[float], largest: float, *, with_intervals: bool = True
 ) -> list[Quantile]:
-    """Return quantiles of |log ratio| over tokens within 0.8%, with intervals over clusters."""
+    """Return quantiles of |log ratio| over tokens, with an error up to 0.8% and intervals over clusters."""
     if with_intervals:
         filled, counts = pair.histogram.by_bucket()
     else:
