@@ -173,6 +173,13 @@ def presets_or_list(
     out.print_json_or_page(data, lambda: (reference.methods_document if table else page)(known), as_json=json)
 
 
+@presets.command("list")
+@declare_options("presets list")
+def list_presets(ctx: typer.Context, verbose: bool = False, json: bool = False) -> None:
+    """List all presets by framework."""
+    presets_or_list(ctx=ctx, verbose=verbose, json=json)
+
+
 @presets.command("frameworks")
 @declare_options("presets frameworks")
 def list_frameworks(verbose: bool = False, json: bool = False) -> None:

@@ -303,7 +303,7 @@ def test_schema_prints_columns_and_checks_files(dump: Path, tmp_path: Path) -> N
 
 
 def test_presets_and_metrics_are_listed_and_shown() -> None:
-    assert "geo_rs" in run("presets").stdout
+    assert "geo_rs" in run("presets").stdout == run("presets", "list").stdout
     shown = run("presets", "show", "geo_rs").stdout
     assert "keep:" in shown
     assert shown.startswith("# verl")

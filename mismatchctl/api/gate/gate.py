@@ -446,7 +446,7 @@ def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
     if check.sequences < rule.sequences:
         return f"the rule needs {rule.sequences:,} sequences, and the dump has {check.sequences:,}"
     if clusters is not None and clusters < MIN_CLUSTERS:
-        return f"at least {MIN_CLUSTERS} clusters are needed in the dump and in the baseline, found {clusters}"
+        return f"the rule needs at least {MIN_CLUSTERS} clusters, and the dump has {clusters}"
     return ""
 
 
