@@ -266,10 +266,10 @@ def causes() -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return the first sentence of a text, and the next sentences that fit into `ADVICE_WORDS` words."""
+    """Return the first sentence of a text, one more if it is short, and all others that fit into `ADVICE_WORDS`."""
     kept, *others = re.split(r"(?<=[.!?]) (?=[A-Z`])", text)
     for sentence in others:
-        if len(f"{kept} {sentence}".split()) > ADVICE_WORDS:
+        if len(kept.split()) > ADVICE_WORDS // 2 and len(f"{kept} {sentence}".split()) > ADVICE_WORDS:
             break
         kept = f"{kept} {sentence}"
     return kept

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.diagnose import diagnose
+from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.results.model import Finding
 from tests.cli.command import run
 from tests.diagnosis.findings import alarms, found
@@ -337,3 +339,30 @@ def test_fully_masked_dumps_cannot_be_judged(tmp_path: Path) -> None:
     pq.write_table(pa.table(rows), tmp_path / "dump.parquet")
     result = run("diagnose", tmp_path)
     assert result.exit_code == 4 and "no token is valid; check that response_mask" in result.stderr
+
+
+def test_the_worker_is_also_tested_with_other_columns(tmp_path: Path) -> None:
+    dump = planted.stale_worker(healthy(), 3)
+    dump.columns["source"] = np.arange(len(dump)) % 3
+    assert found(dump, tmp_path, by=["source"])[0].where["worker"] == "2"
+    (shows,) = (cause.shows for cause in CAUSES if cause.id == "stale_worker")
+    assert "another column too" in shows
+
+
+def test_a_lag_of_one_version_is_singular(tmp_path: Path) -> None:
+    first = found(planted.stale_policy(healthy(), 1), tmp_path)[0]
+    assert "were 1 version older" in first.summary
+
+
+def test_the_usual_k3_has_a_range_for_each_kind_of_model(tmp_path: Path) -> None:
+    (fact,) = (fact for fact in found(healthy(), tmp_path)[0].evidence if fact.name == "k3")
+    assert fact.meaning == "K3: 1e-05 to 0.001 for dense models, 0.001 to 0.1 for mixtures of experts"
+
+
+@pytest.mark.parametrize(("freed", "way"), [(0.6, "higher"), (-0.02, "lower")])
+def test_penalties_say_how_new_tokens_differ(freed: float, way: str, tmp_path: Path) -> None:
+    dump = planted.penalized(planted.cut(healthy(), 12), 0.3, freed=freed)
+    (penalty,) = (finding for finding in found(dump, tmp_path) if finding.cause == "logit_penalty")
+    offset = {fact.name: fact.value for fact in penalty.evidence}
+    assert (offset["repeated"] * offset["fresh"] < 0) == (way == "higher")
+    assert re.search(rf"are \S+ lower, and all other tokens are \S+ {way}\. ", penalty.summary)

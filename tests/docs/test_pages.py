@@ -11,6 +11,7 @@ import yaml
 from typer.main import get_command
 
 from mismatchctl.cli.main import app
+from mismatchctl.diagnosis.causes.registry import CAUSES
 from tests.cli.command import run
 from tests.factories import format_files
 from tests.paths import ROOT
@@ -124,3 +125,11 @@ def test_commands_of_a_page_work(page: str, workplace: Path, monkeypatch: pytest
         assert done.exit_code == wanted, f"{command}: exit code {done.exit_code}\n{done.output}"
         if output:
             (workplace / output).write_text(done.stdout)
+
+
+def test_the_guide_on_causes_says_more_than_where_to_look() -> None:
+    rows = re.findall(
+        r"^\| [^|]+<br>`(\w+)` \| [^|]+ \| ([^|]+) \|$", (DOCS / "guides/causes.md").read_text(), re.MULTILINE
+    )
+    assert {cause.id for cause in CAUSES} == {key for key, _ in rows}
+    assert all(len(advice.split()) > 8 for _, advice in rows)

@@ -18,6 +18,7 @@ from mismatchctl.report.document import (
     Card,
     Document,
     Explorer,
+    Facts,
     Figures,
     Headline,
     Note,
@@ -26,10 +27,10 @@ from mismatchctl.report.document import (
 )
 from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
-from mismatchctl.report.pages.analyze import document
+from mismatchctl.report.pages.analyze import analyze_screen, document
 from mismatchctl.report.pages.saved import read_saved
 from mismatchctl.report.tables import cut
-from mismatchctl.results.model import Finding, Result
+from mismatchctl.results.model import Finding, Result, RivalCause
 from mismatchctl.results.reader import read_result
 from tests.cli.command import run
 from tests.factories.results import HOSTILE, make_corrections, make_result
@@ -222,3 +223,21 @@ def test_findings_are_cards_with_advice() -> None:
     assert ("do", "Mend.") in card.lines and card.level == "high"
     (answers,) = document(result).parts(Answers)
     assert answers.lines[2].key == "misaligned"
+
+
+def test_the_trend_names_the_step_of_its_last_value() -> None:
+    """The last step has no valid token, so that its K3 is undefined."""
+    result = make_result(steps=range(16))
+    series = result.runs["run-a"].groups.metrics["k3"]
+    series.value[-1] = None
+    (facts,) = (part for part in analyze_screen(result, ["dumps"]).parts(Facts) if "trend" in dict(part.rows))
+    assert "at step 14, onset at step" in dict(facts.rows)["trend"]
+
+
+def test_possible_causes_of_growth_continue_the_sentence() -> None:
+    result = make_result()
+    growing = Finding(cause="growing_mismatch", confidence="high", title="Grows", summary="", evidence=[], advice="x.")
+    growing.rivals = [RivalCause(cause="stale_policy", tell="record rollout_version")]
+    result.runs["run-a"].findings = [growing]
+    (facts,) = (part for part in analyze_screen(result, ["dumps"]).parts(Facts) if "cause" in dict(part.rows))
+    assert dict(facts.rows)["cause"] == "unknown; possibly stale rollout weights: record rollout_version"

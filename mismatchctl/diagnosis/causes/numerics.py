@@ -92,7 +92,8 @@ def detect_numerical_noise(case: Case) -> Detection | None:
     if case.noise > FLOAT32_NOISE and confidence != "low":
         rivals["quantized_rollout"] = "check the engine's --quantization. Weights in 8 bits can cause the same noise"
     kurtosis = f"kurtosis of the noise: 3 for normal noise, at most {_CACHE_LIKE[0]:g} for dense models in bfloat16"
-    ranges = f"K3: {DENSE_RANGE[0]:g} to {DENSE_RANGE[1]:g} for dense models, {MOE_RANGE[1]:g} for mixtures of experts"
+    dense, experts = (f"{low:g} to {high:g}" for low, high in (DENSE_RANGE, MOE_RANGE))
+    ranges = f"K3: {dense} for dense models, {experts} for mixtures of experts"
     return Detection(
         confidence,
         summary,

@@ -476,14 +476,14 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         return None
     often, facts = before > 2, []
     if often.sum() > _PENALTY_MIN_TOKENS and up:
-        meaning = "offset of tokens with 3 or more earlier occurrences over all repeated tokens: 1 unless by frequency"
+        meaning = "offset after 3 earlier occurrences over all repeated tokens: above 1 for a frequency penalty"
         facts = [make_fact("after_two", float(np.median(case.scaled[often])) / up, meaning)]
-    side = "rollout" if apart > 0 else "trainer"
+    side, way = "rollout" if apart > 0 else "trainer", "higher" if up * down < 0 else "lower"
     sure = abs(z) > 10.0 and abs(apart) > 0.6
     return Detection(
         "high" if sure else "low",  # other weights can change repeated tokens as little
         f"in the logits of the {side}, tokens that occurred earlier in the response are {abs(up):.2g} lower, and all "
-        f"other tokens are {abs(down):.2g} higher. The {side} has a repetition, presence or frequency penalty, and the "
+        f"other tokens are {abs(down):.2g} {way}. The {side} has a repetition, presence or frequency penalty, and the "
         "other side does not",
         evidence=(
             make_fact("apart", apart, "mean difference between repeated and new tokens, in units of the noise"),

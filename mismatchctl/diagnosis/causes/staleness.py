@@ -113,7 +113,8 @@ def detect_stale_policy(case: Case) -> Detection | None:
     if confidence is None or ("weights_never_updated" in case.explained and not grows):
         return None  # the same stale weights already have a finding
     if behind:
-        summary = f"the rollout's weights were {_format_lags(behind)} versions older than the trainer's"
+        versions = "version" if {*behind} == {1.0} else "versions"
+        summary = f"the rollout's weights were {_format_lags(behind)} {versions} older than the trainer's"
         if idle:
             summary += ", but |log ratio| does not grow with the lag"
         elif grows:

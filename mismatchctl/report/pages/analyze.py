@@ -137,7 +137,8 @@ def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:
     rows += [("base", found.against.text)] if found.against is not None else []
     over = run.groups.series("k3").value
     if len(over) > 1:
-        onset = summary.describe_onset(found.growth, run.groups.labels[-1])
+        known = [label for label, value in zip(run.groups.labels, over, strict=True) if value is not None]
+        onset = summary.describe_onset(found.growth, known[-1] if known else None)
         rows.append(("trend", onset or found.growth.text))
     cause = summary.headline_finding(run.findings) or next(iter(run.findings), None)
     rows += _cause_rows(cause, run.findings) if causes and cause is not None else ()
@@ -163,7 +164,8 @@ def _describe_k3(k3: Value, usual: str) -> str:
 def _cause_rows(cause: Finding, findings: Sequence[Finding]) -> Iterator[_Row]:
     sure = f"{cause.confidence} confidence"
     if cause.cause == "growing_mismatch":  # the headline and the trend describe the growth
-        yield "cause", "unknown" + "".join(f"; possibly {rival_text(rival)}" for rival in cause.rivals[:1])
+        rivals = (summary.lower_first(rival_text(rival)) for rival in cause.rivals[:1])
+        yield "cause", "; possibly ".join(("unknown", *rivals))
     elif cause.cause in HARMLESS_CAUSES:
         yield "cause", f"{summary.lower_first(cause.title)} ({sure})"
     else:
