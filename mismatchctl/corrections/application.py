@@ -176,9 +176,11 @@ def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batc
 def _count_impossible_tokens(over: str, segments: Segments, batch: TokenBatch) -> Ints | None:
     """Count the tokens with a log ratio of -inf in each segment, or before each token."""
     near = batch.impossible_near
-    if over == "sequence" or near is None:
-        return batch.impossible if over == "sequence" else None
-    return {"segment": near[segments.offsets[:-1], 1], "prefix": near[:, 2]}.get(over) if len(near) else None
+    if over == "sequence":
+        return batch.impossible
+    if near is None or not len(near) or over == "batch":
+        return None
+    return near[:, 2] if over == "prefix" else near[segments.offsets[:-1], 1]
 
 
 def _running_counts(view: Selection) -> Float64s:

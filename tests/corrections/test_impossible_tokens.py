@@ -112,3 +112,12 @@ def test_weights_of_turns_include_ratio_zero(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert 0.0 in wanted
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=3e-9)  # log ratios are bounded at -20
+
+
+def test_gates_over_a_batch_accept_a_last_sequence_without_other_tokens(tmp_path: Path) -> None:
+    rows: list[Row] = [[(0.5, True), (-math.inf, True), (0.01, True)], [(-math.inf, True)]]
+    batch = read(write(tmp_path / "dump.parquet", rows, "wide"))
+    gate = {"statistic": "k2", "level": "mean", "over": "batch", "keep": [None, 0.01]}
+    correction = Correction.model_validate({"name": "x", "gates": [gate]})
+    kept = apply_correction(correction, compute_ratios(batch, {"train/rollout"}), batch).kept.expand().tolist()
+    assert kept == [False, True]
