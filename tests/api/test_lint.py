@@ -370,3 +370,17 @@ def test_any_mapping_can_be_linted(framework: str, native: dict[str, object]) ->
 )
 def test_numbers_are_written_for_yaml(text: object, number: str) -> None:
     assert format_decimal(text) == number
+
+
+def test_slime_is_checked_although_a_bound_is_refused(tmp_path: Path) -> None:
+    """The negative bound is an error, and the warnings about other lines stay."""
+    text = mis(tis_lower="-1", tis_mode="truncate", rs_lower="null", rs_upper="null", normalize="true")
+    code, found = lint(tmp_path, text)
+    assert code == 3 and "-1.0 is not a valid bound" in found[0]["consequence"]
+    assert {"tis_lower_bound", "tis_upper_bound", "tis_batch_normalize"} <= {one["place"] for one in found}
+
+
+def test_integers_that_are_no_floats_give_no_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "config.py"
+    file.write_text(f"RolloutCorrectionConfig(rollout_is='token', rollout_is_threshold={10**400})\n")
+    run("lint", file, code=0)

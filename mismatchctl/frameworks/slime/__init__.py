@@ -42,7 +42,6 @@ from mismatchctl.frameworks.slime.arguments import (
     NUMBER_FIELDS,
     OLD_KEYS,
     Arguments,
-    SlimeCorrection,
     SlimeVersion,
     find_unread_keys,
     include_custom_config,
@@ -88,17 +87,23 @@ class SlimeConfig:
         ]
 
     @cached_property
-    def correction(self) -> SlimeCorrection | ConfigError:
+    def arguments(self) -> Arguments | ConfigError:
         ignored = {key for (key,), _ in find_unread_keys(self.root, self.version)}
         try:
             named = {name: value for name, value in self.given.items() if self.keys[name] not in ignored}
-            return make_correction(read_arguments(named, self.version), self.version.framework, "mask")
+            return read_arguments(named, self.version)
         except ConfigError as error:
             return error
 
-    @property
-    def arguments(self) -> Arguments | None:
-        return None if isinstance(self.correction, ConfigError) else self.correction._arguments
+    @cached_property
+    def correction(self) -> Correction | ConfigError:
+        """Return the correction. Valid arguments can have bounds that a correction refuses."""
+        if isinstance(self.arguments, ConfigError):
+            return self.arguments
+        try:
+            return make_correction(self.arguments, self.version.framework, "mask")
+        except ConfigError as error:
+            return error
 
     def place(self, name: str) -> str:
         return self.keys.get(name, name)
@@ -106,7 +111,7 @@ class SlimeConfig:
     def gate_place(self, gate: Gate) -> str:
         if gate.is_veto:
             return self.place("rs_veto_threshold")
-        assert self.arguments is not None
+        assert isinstance(self.arguments, Arguments)
         masks = self.arguments.tis_mode == "mask" and gate.keep == self.arguments.tis_bounds
         given = any(self.given.get(name) is not None for name in ("rs_lower_bound", "rs_upper_bound"))
         return self.place("tis_upper_bound" if masks or not given else "rs_upper_bound")
@@ -168,7 +173,8 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
             yield written.trap("veto_nothing")
         else:  # slime documents a bound on probabilities, but compares ratios
             yield written.trap("veto_ratio", threshold=veto, number=format_decimal(veto))
-    read, correction = written.arguments, written.correction
+    read = written.arguments if isinstance(written.arguments, Arguments) else None
+    correction = written.correction
     mis = read if read is not None and read.function == "mis" else None
     if mis is not None and weighs_with_mis:
         yield from _check_fallbacks(written, mis)

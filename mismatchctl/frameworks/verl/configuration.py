@@ -213,7 +213,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
     settings = dict(version.keys) | {key: value for key, value in (found or {}).items() if key in version.keys}
     try:
         return (_read_flat if version.dialect == "flat" else _read_block)(settings, version)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         hint = f" ({_NONE_TEXT_MESSAGE})" if "None" in settings.values() else ""
         raise ConfigError(f"{error}{hint}") from None
     except ZeroDivisionError:
