@@ -164,3 +164,12 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
         if hasattr(library, name.format("set")):
             return getattr(library, name.format("get")), getattr(library, name.format("set"))
     return None
+
+
+def release_memory() -> None:
+    """Return the freed memory of numpy and Arrow to the system. Otherwise, this memory stays reserved."""
+    import pyarrow as pa
+
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc
+        library.malloc_trim(0)
+    pa.default_memory_pool().release_unused()

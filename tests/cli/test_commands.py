@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from mismatchctl.api.analyze import analyze as analyze_module
 from mismatchctl.cli.options import OutputOptions
 from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
@@ -195,6 +196,16 @@ def test_sequences(dump: Path, tmp_path: Path) -> None:
     )
 
 
+def test_sequences_are_written_after_freed_memory_is_returned(
+    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, two million short sequences need a quarter more memory."""
+    returned: list[bool] = []
+    monkeypatch.setattr(analyze_module, "release_memory", lambda: returned.append((tmp_path / "s.parquet").exists()))
+    run("analyze", dump, "--sequences", tmp_path / "s.parquet", code=0)
+    assert returned == [False]
+
+
 def test_by_adds_breakdowns(dump: Path) -> None:
     run_result = json.loads(run("analyze", dump, "--json", "--by", "worker").stdout)["runs"]["healthy"]
     by = run_result["by"]["worker"]
@@ -335,6 +346,14 @@ def test_long_arguments_are_shortened_in_errors(dump: Path, words: list[str], sa
     assert done.exit_code in (2, 4)
     assert says in done.stderr
     assert len(done.stderr) < 1100
+
+
+def test_the_help_says_that_corrections_replace_the_usual_ones(dump: Path) -> None:
+    for verb, found in (("analyze", "corrections"), ("sweep", "studies")):
+        words = ["-c", "token_tis", *(["--vary", "weight.truncate=2,3"] if verb == "sweep" else [])]
+        assert len(json.loads(run(verb, dump, "--json", *words, code=0).stdout)[found]) == 1
+    for verb in ("analyze", "sweep", "advise"):
+        assert "correction instead of" in " ".join(run(verb, "--help", code=0).stdout.split())
 
 
 def test_no_arguments_print_the_help() -> None:

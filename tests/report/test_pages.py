@@ -137,6 +137,13 @@ def test_json_contains_the_sentences_of_the_page(files: dict[str, Path]) -> None
         assert [*written][:3] == ["format", "tool", "version"] and written["tool"] == "mismatchctl"
 
 
+def test_saved_sweeps_without_values_are_damaged(files: dict[str, Path], tmp_path: Path) -> None:
+    data = json.loads(files["sweep"].read_text(encoding="utf-8"))
+    data["studies"][0]["axes"][0]["values"] = []
+    (tmp_path / "x.json").write_text(json.dumps(data))
+    assert "damaged" in run("report", tmp_path / "x.json", code=4).stderr
+
+
 def test_files_of_other_tools_are_refused(tmp_path: Path) -> None:
     for text, words in (("{}", "not a mismatchctl result"), ("[1]", "not a mismatchctl result"), ("x", "not JSON"),
                         ('{"checks": 1}', "damaged")):  # fmt: skip

@@ -41,6 +41,7 @@ from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Dtype, Framework, ReplayOptions
 from mismatchctl.io import files as io_files
 from mismatchctl.io.files import PARQUET_METADATA, atomic_output, natural_key
+from mismatchctl.io.process import release_memory
 from mismatchctl.io.stores import escape_unprintable
 from mismatchctl.measure.columns import MISMATCH_NAME, correction_columns
 from mismatchctl.measure.kernels import Device, choose_kernel
@@ -463,6 +464,7 @@ class SequenceFile:
             return
         import polars as pl
 
+        release_memory()  # of the pass over the tokens
         frame = pl.concat(map(pl.scan_ipc, self._parts), how="diagonal_relaxed")
         named = {
             f"_factor{index}": f"{correction.name}.weight"

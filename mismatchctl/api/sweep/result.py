@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import polars as pl
 from polars import selectors
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from mismatchctl.api.predict import (
     BackTest,
@@ -467,6 +467,13 @@ class _StudyData(BaseModel):
 
     correction: dict[str, Any]
     axes: list[ThresholdAxis] = Field(min_length=1)
+
+    @field_validator("axes")
+    @classmethod
+    def _require_values(cls, axes: list[ThresholdAxis]) -> list[ThresholdAxis]:
+        if not all(axis.values for axis in axes):
+            raise ValueError("an axis needs at least one value")
+        return axes
 
 
 class _SweepData(BaseModel):
