@@ -44,7 +44,7 @@ def lint(
     for written in all_written:
         chosen, native = written.framework, written.keys
         plain = [one for one in written.scalars if len(one.keys) == 1 and not one.quoted]
-        texts = {one.keys[0]: one.text for one in plain if is_text_in_yaml_1_1(one.text)}  # that look like numbers
+        texts = {one.keys[0]: one.text for one in plain if is_text_in_yaml_1_1(one.text)}  # text like a number
         as_read = native | texts if chosen.reads_yaml_1_1 else native
         unknown = [*(place for place, _ in written.unknown), *([""] if written.missing else [])]
         traps = [*_find_digit_traps(written.scalars), *_find_unknown_values(written), *chosen.lint(as_read, unknown)]

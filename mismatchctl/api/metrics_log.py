@@ -106,7 +106,7 @@ class LoggedRun:
 
 @dataclass(frozen=True)
 class LogAnalysis:
-    """Results of a metrics log."""
+    """The runs of one or more metrics logs, analyzed without a dump."""
 
     path: str
     runs: tuple[LoggedRun, ...]
@@ -128,7 +128,7 @@ class LogAnalysis:
 
 @dataclass(frozen=True)
 class LoggedValues:
-    """All values of one run of a log."""
+    """All values of one run of a metrics log, before its metrics are recognized."""
 
     name: str
     steps: list[int | float | str]

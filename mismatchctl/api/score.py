@@ -123,7 +123,7 @@ _HASHED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """Settings that determine the scores."""
+    """The checkpoint and the settings that determine its log-probs."""
 
     model: str  # hash of the checkpoint
     dtype: Literal["float32", "float64"] = "float32"  # dtype of the weights and of the column
@@ -266,7 +266,7 @@ def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None)
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """Numbers of scored sequences and tokens."""
+    """The numbers of sequences and tokens that `score` scored or left out."""
 
     sequences: int
     tokens: int

@@ -182,7 +182,6 @@ _USAGE_REPLACEMENTS = (
 
 
 def _report_os_error(error: OSError) -> int:
-    """Print an operating system error and return the exit code."""
     reason = error.strerror or str(error)
     if error.filename == STDOUT_NAME:
         _discard_stdout()
@@ -252,7 +251,6 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line."""
     install_handlers()
     _reopen_closed_streams()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # parts of a dump are already read in threads

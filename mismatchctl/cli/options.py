@@ -114,7 +114,7 @@ class InputOptions(PairOptions):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options of the engine that reads dumps."""
+    """Options of the engine that reads dumps: threads of this process, or a Ray cluster."""
 
     threads: int | None = None
     memory_limit: str | None = None
@@ -161,7 +161,7 @@ def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The options for the outputs of a command."""
+    """Options of the outputs of a command: the terminal, JSON, HTML, Markdown and figures."""
 
     json: bool = False
     output: Path | None = None

@@ -21,7 +21,7 @@ def exp(values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class LossTerm:
-    """A loss per token."""
+    """A loss per token, with its derivative."""
 
     losses: Array  # contribution of each token [T]
     slope: Array  # derivative with respect to the token's `x` [T]

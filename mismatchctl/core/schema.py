@@ -37,7 +37,7 @@ NESTED_KINDS = (ColumnKind.EXPERTS, ColumnKind.TOP_IDS, ColumnKind.TOP_LOG_PROBS
 
 @dataclass(frozen=True)
 class DumpColumn:
-    """One column of the schema."""
+    """One column of a dump: its type, unit and meaning."""
 
     name: str
     kind: ColumnKind

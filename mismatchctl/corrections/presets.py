@@ -20,7 +20,7 @@ from mismatchctl.io.yaml import read_data
 
 @dataclass(frozen=True)
 class Preset:
-    """A named Correction with its source."""
+    """A named Correction, with the framework and document that it comes from."""
 
     correction: Correction  # the rules. Its `name` is the name of the preset, its `about` a description.
     framework: str = ""  # the framework that ships it. Empty for generic presets.

@@ -82,7 +82,7 @@ class FileLayout:
     duplicates: bool = False  # True if several files may contain the same sequence of a step (tensor-parallel ranks)
     keys: tuple[str, ...] = ()  # keys of the dict that torch saved, which identify the layout
     remedy: str = ""  # how to get log-probs, for a layout without them
-    # given a matching name and `keys`
+    # only called for a file with a matching name and `keys`
     recognizes: Callable[[File], bool] = field(default=lambda file: True, repr=False)
 
     @property
@@ -452,7 +452,7 @@ def find_dated_version(framework: str, versions: Sequence[Version], word: str) -
 
 @dataclass(frozen=True)
 class Adapter:
-    """The complete adapter of a framework."""
+    """All code for one framework: its versions, configurations and dump files."""
 
     name: str  # name for `load`
     versions: tuple[str, ...]  # versions of its code, newest first
@@ -461,7 +461,7 @@ class Adapter:
     layouts: tuple[FileLayout, ...] = ()  # layouts of its dump files
     # Python classes whose calls contain a configuration, with functions that return the keys of a call, or None
     classes: Mapping[str, Callable[[PythonCall], dict[str, Any] | None]] = field(default_factory=dict)
-    # returns the keys that a factory of such a class sets at a version, for presets named after it
+    # given a version and the name of a class method that creates a configuration, returns the keys that the method sets
     factory: Callable[[str, str], Mapping[str, Any]] = lambda version, name: {}
 
     @property

@@ -71,7 +71,7 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
             raise OSError(errno.EPERM, "may be another user's")
         # Python reserves as many bytes as it is asked to read. Files of /proc have size 0.
         content: bytes | None = file.read(min(count, max(found.st_size, 1 << 20)))
-        if content is None:  # a kernel log without new lines
+        if content is None:  # a kernel log without a new line
             raise OSError(errno.EAGAIN, "does not contain data")
         return content
 

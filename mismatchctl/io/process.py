@@ -25,7 +25,7 @@ def install_handlers() -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
             signal.signal(number, _handle_signal)
-    sys.unraisablehook = _handle_unraisable  # a callback cannot raise, `raise_if_received` does so later
+    sys.unraisablehook = _handle_unraisable  # `raise_if_received` raises errors of callbacks
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:

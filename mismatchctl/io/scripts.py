@@ -232,7 +232,7 @@ def _without_files(text: str) -> str:
         if begin is None:
             continue
         end = next((at for at in range(place, len(lines)) if lines[at].lstrip("\t") == begin[2]), None)
-        if end is None:  # a shift of bits, for example
+        if end is None:  # not a here-document: `<<` can be a bit shift
             continue
         script = _LAUNCHED.search(first) or re.match(r"#!.*sh\b", lines[place])
         if _WRITES.search(first) and not script:

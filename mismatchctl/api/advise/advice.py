@@ -153,7 +153,6 @@ def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
 
 
 def advice_headline(advice: RunAdvice) -> str:
-    """Summarize the advice of a run."""
     bug = advice.fix_first
     if bug is not None and is_uncorrectable(bug):
         return f"fix this first, because no correction repairs it: {bug.title}"
@@ -170,7 +169,6 @@ def advice_headline(advice: RunAdvice) -> str:
 
 
 def describe_gain(own: RankedCorrection) -> str:
-    """Describe the gain and the cost of a correction."""
     error = "the same gradient error"
     if abs(own.gain) >= MIN_SHOWN_GAIN:
         error = f"{percent(abs(own.gain))} {'less' if own.gain > 0 else 'more'} gradient error"

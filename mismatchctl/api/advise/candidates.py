@@ -298,7 +298,7 @@ MAX_REJECTION = 0.9
 
 @dataclass(frozen=True)
 class Limits:
-    """Constraints on candidates."""
+    """Limits of the user. Corrections that exceed a limit are excluded."""
 
     max_rejection: float = 1.0
     min_ess: float = 0.0

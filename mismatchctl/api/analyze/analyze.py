@@ -459,7 +459,6 @@ class SequenceFile:
             self._parts.append(place)
 
     def finish(self, factors: NormalizationFactors) -> None:
-        """Normalize the weights and write the file."""
         if self._path is None:
             return
         import polars as pl
@@ -526,7 +525,6 @@ def _row_columns(columns: dict[str, NDArray[Any]], path: str, plan: MeasurePlan)
 
 
 def _column_values(values: NDArray[Any]) -> Any:
-    """Convert values to an Arrow column."""
     if values.dtype != object:
         return values
     found = values.tolist()

@@ -111,7 +111,7 @@ class PrintedDigits:
 
 @dataclass(frozen=True)
 class RunLog:
-    """The log of a run."""
+    """The values that a run logged by step, read from a file."""
 
     path: str
     # values by step and name, with the digits that were printed

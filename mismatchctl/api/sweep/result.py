@@ -44,7 +44,7 @@ REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """The predictions that the user requested."""
+    """The predictions that the user requested. None and () request no prediction."""
 
     batch: int | None = None  # sequences of a future batch
     lengths: tuple[int, ...] = ()  # response lengths in tokens
@@ -232,7 +232,7 @@ _ROUNDING_BITS = 33  # ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Return flags of the rows [P, objectives] that no other row dominates (low is good), once for equal rows."""
+    """Return flags of the rows [P, objectives] that no other row beats (low is good). Of equal rows, one counts."""
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
     for row in np.lexsort(costs.T[::-1]):
@@ -381,7 +381,6 @@ def group_by_target(targets: Sequence[SolvedThreshold]) -> dict[tuple[str, float
 
 
 def format_target(key: str, wanted: float) -> str:
-    """Format a target such as `5% of tokens rejected`."""
     return f"{100 * wanted:.10g}% {TARGET_TEXTS[key]}"
 
 

@@ -32,7 +32,7 @@ LAYOUT = read_layout(__file__, "miles-policy-loss", _read_rows)
 
 def _read_dashboard_rows(file: File) -> Iterator[Row]:
     if file.path.name.startswith("rollout_eval_"):
-        return  # nothing is trained on it
+        return  # evaluation data, which is not trained on
     try:
         with pa.OSFile(str(file.path)) as place:
             check_footer(place)

@@ -62,7 +62,7 @@ class MsSwift(PlainFramework):
     def shown_weights(self, run: ConfiguredStep) -> Array:
         """Return the weights that multiply the loss, before OPSM changes the mask."""
         flags = run.passed(lambda gate: gate.effect == "zero")
-        by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # a product: NaN times 0 is NaN
+        by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # multiplied: NaN times 0 is NaN
         made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)
         return made.astype(run.step.dtype)
 

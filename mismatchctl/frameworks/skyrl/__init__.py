@@ -283,7 +283,7 @@ def _read_tensor(file: File, name: str, value: Any) -> Any:
         return None
     kind = value.get("format", "numpy")
     try:
-        if kind == "torch":  # what numpy has no type for: bfloat16
+        if kind == "torch":  # for a type that numpy lacks: bfloat16
             return to_array(file.torch(value["data"]))
         if kind != "numpy":
             raise DataError(f"this value is saved as {kind!r}, not as one tensor", file=str(file.path), column=name)

@@ -401,9 +401,9 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return the positions of the response tokens that a rank has."""
+    """Return the positions of the response tokens that a rank has: parts of two chunks of the `axis` tokens."""
     chunk = -(-axis // (2 * size))
-    first = total - response - 1  # whose logits are about the response's first token
+    first = total - response - 1  # its logits predict the first token of the response
     owned = [range(max(n * chunk, first), min((n + 1) * chunk, total - 1)) for n in (rank, 2 * size - 1 - rank)]
     return np.concatenate([np.arange(part.start, max(part.stop, part.start)) for part in owned]) - first
 

@@ -38,7 +38,7 @@ class SlimeVersion(CodeVersion):
     # metrics are divided by the valid tokens of a whole rollout before rejection. Otherwise by the metric's own mask.
     rollout_denominators: bool = False
     dual_clip: bool = False  # `eps_clip_c` reaches the loss
-    cispo: bool = False  # the estimator exists
+    cispo: bool = False  # the advantage estimator cispo exists
     # under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy. Otherwise it is 0.
     bypass_compares_current: bool = False
     finite: bool = False  # Miles: NaN and infinities become 0, the PPO ratio is float32, and more metrics are logged

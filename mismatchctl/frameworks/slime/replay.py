@@ -382,7 +382,6 @@ def _sum_metric(metric: LoggedMetric, batch: MicroBatch, rollout_tokens: NDArray
 
 
 def _rollouts(step: Step) -> NDArray[Any]:
-    """Return the rollout of each row."""
     for column in ("rollout_ids", "rollout_id"):
         if step.has(column):
             names = step.table[column].to_pylist()

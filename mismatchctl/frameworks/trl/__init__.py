@@ -162,7 +162,7 @@ class Trl(PlainFramework):
 def _read_rows(file: File) -> Iterator[Row]:
     for row in file.batch({*LAYOUT.columns.values(), "completion_mask", "tool_mask", "prompt_ids", "prompt_mask"}):
         mask = np.asarray(row["completion_mask"])
-        tools = row.get("tool_mask")  # its padding is 1
+        tools = row.get("tool_mask")  # padded with 1
         prompt, kept = row.get("prompt_ids"), row.get("prompt_mask")
         if prompt is not None and kept is not None:
             prompt = np.asarray(prompt)[np.asarray(kept) != 0]

@@ -248,7 +248,7 @@ def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
         else _build_rule(Weight, level=level)
     )
     veto = _read_number(settings, "rollout_is_veto_threshold")
-    if veto is not None and veto > 0:  # the logarithm of others is -inf or nan: it never vetoes
+    if veto is not None and veto > 0:  # no ratio is below a threshold of 0 or less
         gates = (*gates, _make_veto(veto, MISMATCH_SOURCE, version))
     found = _build_rule(Correction, name=name, weight=weight, gates=gates)
     if settings["rollout_is"]:
@@ -297,7 +297,7 @@ def _read_ratio_gates(settings: Mapping[str, Any], source: RatioSource, version:
     veto = _read_number(settings, "rollout_token_veto_threshold")
     if veto is not None:
         _check_positive("rollout_token_veto_threshold", settings)
-    if veto is not None and not math.isnan(veto):  # verl takes nan, and nothing is below it
+    if veto is not None and not math.isnan(veto):  # verl accepts nan, which never vetoes
         gates.append(_make_veto(veto, source, version))
     return tuple(gates)
 
