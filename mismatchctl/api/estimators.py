@@ -218,7 +218,7 @@ def ess(
 def chi2(
     rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
 ) -> float:
-    """Return the mean squared importance ratio minus 1.
+    """Return the mean of the squared importance ratios, minus 1.
 
     The value estimates the chi-squared divergence of the trainer from the rollout engine. It is 0 if they are equal.
 

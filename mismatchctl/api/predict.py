@@ -415,7 +415,7 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 _MAX_K3 = 1.0  # above this value, the drift is the mean log ratio, because the mean ratio is not reliable
-_ZERO_BIAS_SHARE = 0.01  # the bias is assumed not to grow if it does not in this share of replicates
+_ZERO_BIAS_SHARE = 0.01  # if the bias does not grow in this share of replicates, it never grows
 
 
 def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
@@ -565,7 +565,7 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
     end = np.where(has_ended, grid[rows, first], sample.tokens).astype(np.float64)
     frailty, rate = (grid.ravel() for grid in np.meshgrid(_FRAILTIES, _RATES, indexing="ij"))
 
-    def alive(tokens: Float64s) -> Float64s:  # with a rate per token that has a gamma distribution over sequences
+    def alive(tokens: Float64s) -> Float64s:  # the rate per token has a gamma distribution
         return np.asarray(np.exp(-np.log1p(frailty * rate * tokens[..., None]) / frailty))
 
     with np.errstate(divide="ignore"):
@@ -612,7 +612,7 @@ def predict_at_length(sample: SequenceSample, correction: Correction, length: in
     extremes = any(gate.level not in _SUMMED_LEVELS for gate in gates)
     clusters, where = np.unique(sample.cluster, return_inverse=True)
     drawn = cluster_generator(clusters, "length").standard_gamma(1.0, (LENGTH_REPLICATES, len(clusters)))
-    weights = np.concatenate([np.ones((1, len(sample))), drawn[:, where]])  # of a bootstrap, after the sample's own
+    weights = np.concatenate([np.ones((1, len(sample))), drawn[:, where]])  # the sample, then replicates
     results = [Prediction(question, wanted[0], 0.0, (0.0, 0.0), "no gate rejects sequences", _LENGTH_MODEL)]
     if gates:
         draws = rejection_at_length(sample, gates, length, weights)

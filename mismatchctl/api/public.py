@@ -94,7 +94,7 @@ def analyze(
             and leaves out tokens that are NaN or null.
         micro_batch_size: Rows per micro-batch of a step, for corrections that normalize weights within micro-batches.
             Only used if no column names the micro-batches. Default: the whole step.
-        framework: Compute the metrics that this framework logs, as NAME or NAME@VERSION.
+        framework: Also compute the metrics that this framework would log: NAME or NAME@VERSION.
         against: The run's own metrics log, compared with the dump: a file of JSON lines, TensorBoard events or CSV.
         baseline: An accepted Result, or the path of its file. The summary compares K3 with the K3 of the baseline.
         findings: Also diagnose the causes of the mismatch.
@@ -278,7 +278,9 @@ def gate(
     Args:
         sources: A Result, the path of its file, or the dumps that `analyze` takes. Pass several sources in a list.
         baseline: An accepted Result, or the path of its file. Example: `mm.gate("dumps/", "baseline.json")`.
-        rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. Example: `rule="k3:max=0.01,increase=20%,per=step"`.
+        rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. The keys are max, min, increase, decrease (compared
+            with the baseline), per, correction, framework and sequences.
+            Example: `rule="k3:max=0.01,increase=20%,per=step"`.
         rules: More rules. Without `rule` and `rules`, the gate fails if K3 rose compared with the baseline.
         expect_bitwise: Fail unless rollout and train log-probs agree to the bit.
         corrections: Corrections that rules name, in addition to presets.
@@ -410,7 +412,8 @@ def lint(
 
     Returns:
         Messages, most severe first. `message.level` is `"error"` if the framework does not start or does not do
-        what the file sets, `"warning"` for a documented trap, `"unknown"` for a value that the file lacks, or `"info"`.
+        what the file sets, `"warning"` for a documented trap, `"unknown"` for a value that the file lacks, or
+        `"info"`. `message.place` is the key, and `message.fix` the suggested configuration.
     """
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"config: expected a mapping or the path of a configuration, found {kind_of(config)}")
@@ -532,6 +535,8 @@ def preset(name: str) -> Correction:
 @public_function
 def presets() -> dict[str, Preset]:
     """Return all presets by name: first the generic presets, then the presets of each framework.
+
+    A preset has a `correction`, and the `framework`, `version` and `source` that it comes from.
 
     >>> mm.presets()["token_tis"].correction.about
     'Token importance weights, truncated at 2.'

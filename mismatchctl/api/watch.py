@@ -58,7 +58,7 @@ class DumpWatcher:
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     unfinished: tuple[str, ...] = field(default=(), init=False)
-    _files: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # size and time at the last look
+    _files: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # size and time at the last check
     # what was reported: metrics by run and step, answers by run, notes about skipped data
     _steps: dict[tuple[str, object], tuple[object, ...]] = field(default_factory=dict, init=False)
     _answers: dict[str, object] = field(default_factory=dict, init=False)
@@ -125,7 +125,7 @@ class DumpWatcher:
             return {}, []
         whole, waiting, seen = {}, [], {}
         for one in found:
-            if find_store(one.location).remote:  # objects are written atomically
+            if find_store(one.location).remote:  # an object store has no partly written objects
                 whole[one.location] = (0, 0)
                 continue
             with suppress(OSError):

@@ -192,7 +192,7 @@ def _running_counts(view: Selection) -> Float64s:
 def gate_bounds(gate: Gate) -> tuple[float, float]:
     """Return the bounds of a gate's statistic, as logarithms for ratios."""
     low, high = gate.bounds
-    if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN and reject all tokens
+    if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN bounds and reject all tokens
         return math.inf, -math.inf
     if gate.statistic == "ratio":
         low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
@@ -313,7 +313,7 @@ def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
     if gate.per_token:
         segments = Segments(batch.segments.offsets)
         key = segments.spread(key) + segments.places.astype(np.uint64)
-    with np.errstate(over="ignore"):  # splitmix64
+    with np.errstate(over="ignore"):  # the random function splitmix64
         key = (key + np.uint64(gate.seed or 0) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)

@@ -22,7 +22,7 @@ from mismatchctl.io.yaml import read_data
 class Preset:
     """A named Correction, with the framework and document that it comes from."""
 
-    correction: Correction  # the rules. Its `name` is the name of the preset, its `about` a description.
+    correction: Correction  # its `name` is the name of the preset, its `about` a description
     framework: str = ""  # the framework that ships it. Empty for generic presets.
     version: str = ""  # year and month of the framework's release
     source: str = ""  # commit or document

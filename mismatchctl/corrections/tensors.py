@@ -25,7 +25,7 @@ class TensorLayout:
     """Layout of per-token values: one row per sequence."""
 
     rows: tuple[NDArray[Any], ...]  # values of each row
-    original: Values  # the original values
+    original: Values  # for the library, dtype and device
     padded: NDArray[Any] | None = None  # all rows [B, T] if they are padded
 
     @classmethod
@@ -264,7 +264,7 @@ def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
     """Repeat the advantage of each sequence for its tokens."""
     shape = getattr(values, "shape", None)
     scalars = _to_numpy(values) if shape is not None and len(shape) == 1 else None
-    if scalars is not None and scalars.dtype.kind == "O":  # a column of rows
+    if scalars is not None and scalars.dtype.kind == "O":  # a column with one row per cell
         return values
     if isinstance(values, (list, tuple)) and len(values) and np.ndim(values[0]) == 0:
         scalars = np.asarray(values)

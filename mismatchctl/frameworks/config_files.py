@@ -343,7 +343,7 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
 def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:
     """Return the most similar keys, and how they differ from the Correction."""
     found, problems = framework.native(correction)
-    if not problems and not is_same(correction, framework.correction(found)):  # another loss
+    if not problems and not is_same(correction, framework.correction(found)):  # only the loss differs
         problems = ["its keys would be read as another correction"]
     return found, problems
 

@@ -114,9 +114,9 @@ Options = dict[str, Any]
 class ConfiguredStep:
     """One step under one configuration: the valid tokens [T] in the dtype of the training, with overflow and NaN."""
 
-    step: Step  # the rows
+    step: Step
     options: Options  # all options, including defaults
-    correction: Correction  # the rules
+    correction: Correction
     trained: str = "train_log_probs"  # the column that is used as the trainer's recomputation
     anchored: str = "rollout_log_probs"  # the column that is used as the sampler
     single: bool = True  # True if statistics are float32 when the training is

@@ -289,7 +289,7 @@ def _parse_override_value(text: str) -> Any:
     if "$" in text or "`" in text:
         return Unknown(text)
     if text[:1] in ("[", "{"):
-        from mismatchctl.io.yaml import parse_yaml  # imported when YAML is read
+        from mismatchctl.io.yaml import parse_yaml  # most scripts need no YAML
 
         try:
             return parse_yaml(text)

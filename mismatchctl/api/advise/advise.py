@@ -184,7 +184,7 @@ def rank_corrections(
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return RunAdvice.model_validate(known | {"notes": [_TOO_LARGE]})
     lacking = {each.name: why for each in (*corrections, *yours) if (why := _missing_column(each, sample))}
-    # documents recommend token weights up to 2 by default
+    # frameworks' documents recommend token weights up to 2
     plain = (name for name, one in measured.items() if name not in own and not one.correction.gates)
     default = next((name for name in plain if measured[name].correction.weight == _DEFAULT.weight), None)
 

@@ -701,7 +701,7 @@ def analyze(
     )
     turns = replace(plan, corrections=(), by=(TURN_COLUMN,), sequences=False) if within else None
     accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
-    # with a log, a replay in float32 measures rounding
+    # a second replay in float32 measures the rounding of a log
     dtypes: list[Dtype] = ["float64"] if log is None else ["float64", "float32"]
     replays = [
         LoggedSteps(framework, replayed, ReplayOptions(options.get("micro_batch_size"), dtype))

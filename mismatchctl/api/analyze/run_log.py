@@ -82,7 +82,7 @@ def parse_decimal(text: str) -> Decimal:
     """Parse a number and keep its printed digits. Other text becomes NaN."""
     try:
         return Decimal(text.strip())
-    except InvalidOperation:  # or an exponent that no float has
+    except InvalidOperation:  # text, or an exponent that no float has
         return Decimal("nan")
 
 

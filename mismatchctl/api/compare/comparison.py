@@ -278,7 +278,7 @@ def contrast_headline(contrast: Contrast) -> str:
     if found.word == "unclear":
         return f"unclear: {size}, {'not tested' if change.p is None else 'not significant'}"
     low, high = change.interval or (0.0, 0.0)
-    why = ", significant for most tokens" if change.significant and low < 0 < high else ""  # by the parts of K3
+    why = ", significant for most tokens" if change.significant and low < 0 < high else ""  # in tests of K3 by parts
     return f"{found.word}: {size}{why}"
 
 
@@ -356,7 +356,8 @@ def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
     """Format the bins, steps or values that carry a change: `positions from 512`, `steps 4 to 8`, `worker 3`."""
     if not carrier.labels:
         nouns = {"surprisal": "probabilities", "position": "positions", "length": "response lengths"}
-        parts = sorted(decomposition.parts, key=lambda part: part.low or 0.0)  # open bounds have no tokens beyond
+        # the first and the last bound are shown as open, because no tokens are outside them
+        parts = sorted(decomposition.parts, key=lambda part: part.low or 0.0)
         low = 0.0 if carrier.low == (parts[0].low or 0.0) else carrier.low or 0.0
         high = None if carrier.high == parts[-1].high else carrier.high
         noun = nouns.get(decomposition.quantity, decomposition.quantity)

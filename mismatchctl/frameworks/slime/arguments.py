@@ -45,7 +45,8 @@ class SlimeVersion(CodeVersion):
     old_keys: bool = False  # mis.yaml has one rule for weights and rejection, and the veto does not need `use_rs`
     zeroes_rejected: bool = False  # rejected tokens get weight 0 and stay in the denominators
     one_mask: bool = False  # metrics are reduced over the tokens that rejection keeps
-    names: Mapping[str, str | None] = field(default_factory=dict)  # current name of a metric -> its name, if logged
+    # current name of a metric -> its name in this version, or None if it is not logged
+    names: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def effect(self) -> Effect:
@@ -318,7 +319,7 @@ def _check_value(key: str, value: Any) -> Any:
             raise ConfigError(f"{key} must be a number, not {value!r}")
         return float(value)
     elif key == "advantage_estimator" and isinstance(value, str) and not is_typo_of(value, _CHOICES[key]):
-        return value  # forks add their own
+        return value  # forks add estimators
     elif key in ("advantage_estimator", "kl_loss_type") and value not in _CHOICES[key]:
         raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _CHOICES[key])}")
     return value
