@@ -38,7 +38,6 @@ _TRAILING_BLANKS = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 
 
 def _lines_with_names(gap: int = 2, **names: Any) -> Grid:
-    """Return a grid with a column of names and a column that wraps."""
     grid = Grid.grid(padding=(0, gap, 0, 0))
     grid.add_column(**names)
     grid.add_column(overflow="fold")
@@ -57,11 +56,9 @@ def break_name(name: str, length: int) -> str:
 
 @dataclass(frozen=True)
 class _TerminalColumn:
-    """A column with its heading and cells, and with the heading and cells for a narrow terminal."""
-
     head: doc.Column
     texts: Sequence[str]
-    brief: Sequence[str]
+    brief: Sequence[str]  # for a narrow terminal
 
     @property
     def width(self) -> int:

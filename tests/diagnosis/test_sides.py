@@ -146,6 +146,7 @@ def test_errors_are_split_by_position_and_probability(tmp_path: Path) -> None:
     text, unlikely = page.read_text(), np.exp(reference) < 0.01
     rms = [np.sqrt(np.mean((side - reference)[unlikely] ** 2)) for side in (rollout, train)]
     assert done.exit_code == 0 and f"below 0.01: rollout {rms[0]:.2g}, trainer {rms[1]:.2g}" in text
+    assert "sides-0-probability" in text and "The point further to the right is the side with the larger error." in text
 
 
 def with_reference(path: Path, place: Path, values: Any) -> Path:

@@ -194,6 +194,10 @@ def test_predictions_name_model_and_check(found: Sweep, page: str) -> None:
     text = Parsed(page).text
     for words in ("of 64 sequences", "2,048 tokens per response", "+5 steps", "Model: ", "Check on this dump: "):
         assert words in text, words
+    tables = [table for table in document(found).parts(Table) if table.title.startswith("Predicted")]
+    shown = {row[-1].text for table in tables for row in table.rows} - {""}
+    statuses = [one.status for forecast in found.forecasts for one in forecast.predictions]
+    assert shown and all(any(status.startswith(text) for status in statuses) for text in shown)
     without = replace(found, forecasts=())
     assert "Predict" not in Parsed(_page(without)).text
 

@@ -161,18 +161,23 @@ def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
         error = "" if ratio.se is None else f" ± {ratio.se:.1g}"
         meaning = "1 if the rollout column belongs to the sampling distribution"
         rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
+    charts = []
     for name, groups in sides.groups.items():
         errors = [f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups]
         rows.append((f"by {name}", "; ".join([*errors[:_MAX_GROUPS], *["..."] * (len(errors) > _MAX_GROUPS)])))
+        if 1 < len(groups) <= 2 * _MAX_GROUPS and all(own.rollout_rms and own.train_rms for own in groups):
+            series = {side: {own.label: (getattr(own, f"{side}_rms"), None, None) for own in groups}
+                      for side in ("rollout", "train")}  # fmt: skip
+            about = f"Error of each side by {name}", "The point further to the right is the side with the larger error."
+            charts.append(rows_figure(f"{anchor}-{name}", *about, Axis("root mean square error (nats)", "log"), series))
     facts = doc.Facts([*rows, *(("note", note) for note in sides.notes)], reach=doc.EVERYWHERE)
-    return doc.Section(title, anchor, note=f"{sides.side}, {sides.confidence} confidence").add(facts)
+    section = doc.Section(title, anchor, note=f"{sides.side}, {sides.confidence} confidence")
+    return section.add(facts, doc.Figures(charts))
 
 
 def _format_share(share: SideShare) -> str:
-    if share.value is None:
-        return f"undefined ({share.status})"
-    if share.status != "ok":
-        return share.status
+    if share.value is None or share.status != "ok":
+        return f"undefined ({share.status})" if share.value is None else share.status
     interval = "" if share.interval is None else f" [{share.interval[0]:.0%}, {share.interval[1]:.0%}]"
     return f"{share.value:.0%}{interval}"
 

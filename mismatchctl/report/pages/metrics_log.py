@@ -45,7 +45,6 @@ def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
 
 
 def _judge(run: LoggedRun) -> RunStatus:
-    """Judge a run from the growth and the level of its leading metric."""
     lead, growth = run.lead, run.lead.growth
     standing = _classify_level(run)[1]
     level = "" if standing is None else f"K3 is {RANGE_TEXTS[standing.range]}"

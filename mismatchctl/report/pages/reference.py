@@ -57,7 +57,6 @@ def contract_screen(aliases: Mapping[str, str]) -> doc.Document:
 
 
 def _list_names(names: Sequence[str], length: int) -> str:
-    """Join the names that fit, and count the others."""
     text = ""
     for place, name in enumerate(names):
         if len(text) + len(name) > length:

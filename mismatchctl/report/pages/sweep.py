@@ -10,7 +10,7 @@ from typing import Any
 
 from mismatchctl.api.predict import Prediction
 from mismatchctl.api.sweep import result as api
-from mismatchctl.api.sweep.study import Study
+from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study
 from mismatchctl.core import formatting as form
 from mismatchctl.core.formatting import DASH, file_stems, format_count, format_number
 from mismatchctl.corrections.labels import correction_label, threshold_label
@@ -245,7 +245,9 @@ def study_section(own: StudyRun) -> doc.Section:
 def _lead_sentence(study: Study, start: int) -> str:
     about = f"{study.correction.about.rstrip('.')}. " if study.correction.about else ""
     fixed = f"Curves pass through {api.format_point(study, start)}." if len(study.axes) > 1 else ""
-    return (about[:1].upper() + about[1:] + fixed).strip() or "One threshold varies."
+    sides = any(axis.path.rpartition(".")[2] in INTERVAL_FIELDS for axis in study.axes)
+    bound = "A bound x keeps ratios within [1/x, x], and differences within [-x, x]. " if sides else ""
+    return (about[:1].upper() + about[1:] + bound + fixed).strip() or "One threshold varies."
 
 
 def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, **more: Any) -> doc.Table:
@@ -375,19 +377,16 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
         doc.Column("predicted", lambda item: doc.TableCell(
             format_number(item[1].value, "fraction"), "" if item[1].status == "ok" else item[1].status), drop=0),
         doc.Column("95% interval", lambda item: api.format_interval(item[1]), "text", 0),
+        doc.Column("status", lambda item: re.split("[:,(]| on the ", item[1].status.removeprefix("ok"))[0], "text", 2),
     ]  # fmt: skip
     for question, found in questions.items():
-        caption = f"Predicted: {question}"
-        folded = len(found) > FOLD_ROWS
+        caption, folded = f"Predicted: {question}", len(found) > FOLD_ROWS
         section.add(doc.Table.of(caption, found, columns, title=caption, reach=doc.EVERYWHERE, folded=folded))
         models = dict.fromkeys(sentence for _, one in found for sentence in _describe_model(one))
         section.add(*(doc.Note(sentence, "quiet") for sentence in models))
     return section
 
 
-def _describe_model(one: Prediction) -> Iterator[str]:
-    if one.status != "ok":
-        yield one.status
-    yield f"Model: {one.model}."
-    if one.check is not None:
-        yield api.describe_check(one.check)
+def _describe_model(one: Prediction) -> list[str]:
+    check = [] if one.check is None else [api.describe_check(one.check)]
+    return [*[one.status] * (one.status != "ok"), f"Model: {one.model}.", *check]
