@@ -293,8 +293,8 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
 """Masked tokens count as hidden if their share exceeds the baseline's share by this difference and by this factor."""
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
-"""Masked tokens may hide the mismatch if they are at least 0.2% of all tokens, and if half of them have a larger
-difference than 99.9% of the valid tokens."""
+"""Masked tokens may hide the mismatch if they are at least 0.2% of the tokens with log-probs, and if half of them have
+a larger difference than 99.9% of the valid tokens."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
 _RARE_IDENTICAL_RISE, _RARE_IDENTICAL_FACTOR = 0.02, 3.0
 """Allowed rise and factor of the share of bit-identical tokens. If such tokens are rare, a small rise is suspicious."""

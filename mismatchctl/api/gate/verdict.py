@@ -75,6 +75,8 @@ class Check(FiniteModel):
 class Verdict(View, FiniteModel):
     """All checks, and the worst outcome among them.
 
+    - `outcome`: "passed", "failed" or "undecided".
+    - `checks`: one check per bound of a rule and per place (run, step or value of a column), and checks of the data.
     - `level`: false-failure rate over all checks.
     - `baseline`: path of the baseline, if any.
     - `notes`: messages that do not change the outcome, such as far less data than in the baseline.

@@ -157,7 +157,7 @@ class Sweep(View):
 
     @property
     def axis_paths(self) -> list[str]:
-        """Return the fields that vary in any study. Each field is a column."""
+        """Return the fields that vary in any study, such as `weight.truncate`. Each field is a column of `overall`."""
         return list(dict.fromkeys(axis.path for study in self.studies for axis in study.axes))
 
     def place(self, correction: str, point: int) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class Sweep(View):
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def rows(self, run: str, correction: str) -> pl.DataFrame:
-        """Return the rows of one study on one run in the order of points."""
+        """Return the rows of one correction on one run, in the order of the points of its study."""
         return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
             "point", maintain_order=True
         )
