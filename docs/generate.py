@@ -546,7 +546,8 @@ def _docstring(function: Any) -> tuple[str, dict[str, list[tuple[str, str]]]]:
                 key, about = found.pop() if found else ("", "")
                 found.append((key, f"{about} {line.strip()}".strip()))
         sections[title] = found
-    return head.strip(), sections
+    examples = re.sub(r"^>>>.*(?:\n.+)*", "```pycon\n\\g<0>\n```", head.strip(), flags=re.MULTILINE)
+    return examples, sections
 
 
 def errors() -> str:
