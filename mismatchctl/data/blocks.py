@@ -209,7 +209,7 @@ def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: B
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
-    """Return a float column of the valid tokens. Values that are not log-probs become faults."""
+    """Return a float column of the valid tokens. Values that cannot be log-probs are recorded as faults."""
     array = block.tokens[column]
     missing, values = find_nulls(array), to_numpy(array)
     if not np.issubdtype(values.dtype, np.floating):
@@ -524,7 +524,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the elements of an unchecked column. In a partial column, a list of a wrong length becomes nulls."""
+    """Return the elements of an unchecked column. In a partial column, nulls replace a list of a wrong length."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)

@@ -199,7 +199,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
         store = find_store(path)
         is_stranger = store.is_file(path) and not is_dump_file(path, store)
         if is_stranger and (path.endswith(COMPRESSED_SUFFIXES) or not _list_foreign_files(path)):
-            strangers.append(path)  # `dumps/*` in a shell also names the README beside the runs
+            strangers.append(path)  # `dumps/*` in a shell also matches a README next to the runs
             continue
         for argument in _expand_path(path):
             known.setdefault(store.resolve(os.sep.join(argument.exact)), argument)

@@ -215,7 +215,7 @@ class ProblemExample(NamedTuple):
 class Problems:
     """Data left out by `--on-bad skip` or `mask`, by file path. Each thread counts in its own object."""
 
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason, sometimes several
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason, some by several
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first example by reason
     skipped: Counter[str] = field(default_factory=Counter)  # sequences
     files: dict[str, str] = field(default_factory=dict)  # files left out, and the reason

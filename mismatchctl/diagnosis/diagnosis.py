@@ -112,7 +112,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
     @property
     def next(self) -> dict[str, list[NextStep]]:
-        """For each run that may have a fault in a layer, return how to compare layers."""
+        """Return the steps to compare the layers of the two sides, for each run whose cause may be in a layer."""
         steps = {}
         for run, found in self.runs.items():
             surer = {finding.cause for finding in found if finding.confidence != "low"}
@@ -122,7 +122,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
         return {run: own for run, own in steps.items() if own}
 
     def to_data(self, reports: Sequence[LayerReport] = ()) -> dict[str, Any]:
-        """Return the JSON content. Layer reports replace `next`."""
+        """Return the content of the JSON. The results of layer comparators in `reports` replace `next`."""
         parts = {"layers": reports, "logit_noise": self.logit_noise} if reports else {"next": self.next}
         every = [finding for found in self.runs.values() for finding in found]
         content = _Content.model_validate({"findings": every, "sides": self.sides, **parts}).model_dump(mode="json")

@@ -104,7 +104,10 @@ class Tensor(_Model):
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Tensors of one report in order of execution. `again` and `unlayered` describe the next comparison."""
+    """Tensors of one report in order of execution.
+
+    `again` describes how to compare some layers next, and `unlayered` the next step if the bad tensor is in no layer.
+    """
 
     tool: str
     measure: str

@@ -102,7 +102,7 @@ class TableAxis:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of a column: of the owner, else of the mismatch, else by its joint name."""
+        """Return the position of the owner's column, else of the mismatch's column, else of a joint name."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found

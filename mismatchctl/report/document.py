@@ -155,7 +155,7 @@ class Card(DocumentPart):
     text: str = ""
     tag: str = ""
     lines: Sequence[tuple[str, str]] = ()
-    details: Sequence[tuple[str, str]] = ()  # folded on a page; with --verbose, they replace the lines
+    details: Sequence[tuple[str, str]] = ()  # folded on a page. With --verbose, they replace the lines.
 
 
 def add_heading(heading: str, lines: Iterable[str]) -> list[tuple[str, str]]:

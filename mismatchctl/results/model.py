@@ -629,7 +629,7 @@ class Provenance(FiniteModel):
 
 
 class Result(View, FiniteModel, ByRun[RunResult]):
-    """The result of `analyze`, which `report` and `gate` read."""
+    """The result of `analyze`, by run. K3 is `result["run"].k3.value`, or `result.k3.value` if there is a single run."""
 
     format: int = FORMAT
     provenance: Provenance
@@ -656,7 +656,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
     @property
     def steps(self) -> pl.DataFrame:
-        """Return one row per training step of the only run."""
+        """Return one row per training step of the only run: its label, and the value of every metric."""
         return self._single_run("steps").steps
 
     def plot(self, name: str = "k3") -> Figure:
@@ -664,6 +664,10 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
         Args:
             name: `k3`, `distribution`, `k3_by_position`, ... The error for an unknown name lists all.
+
+        Raises:
+            ConfigError: There is no such figure.
+            KeyError: The Result has several runs.
         """
         return self._single_run("plot").plot(name)
 

@@ -263,7 +263,8 @@ class K3Layers:
         with np.errstate(all="ignore"):
             logs = np.log(total)
             rises = np.diff(logs, axis=1)
-            # slopes at the caps: the mean of both sides; below the lowest cap nearly all tokens exceed it
+            # The slope at a cap is the mean of the slopes on its two sides. The lowest cap uses only the upper side,
+            # because nearly all tokens are there.
             slopes = np.concatenate([rises[:, :1], (rises[:, :-1] + rises[:, 1:]) / 2, rises[:, -1:]], axis=1)
             slopes[:, 1] = rises[:, 1]
             first, last = (np.where(at > 0, slopes[:, place], rises[:, at]) for place in (at, at + 1))

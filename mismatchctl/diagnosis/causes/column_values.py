@@ -51,7 +51,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str, name: str, meaning: str) -> Detection:
-    """Find sequences [S] in which a column contains something else than log-probs, such as probabilities."""
+    """Report that a column contains other values than log-probs in some sequences [S], which `left` has converted."""
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",

@@ -351,7 +351,7 @@ class TokenBins:
 def sum_token_table(
     rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> list[Float64s]:
-    """Sum each column per sequence and bin [S, bins of the first rule, bins of the second, ...]. Null counts tokens."""
+    """Sum each column per sequence and bin [S, bins of the first rule, bins of the second, ...]. None counts tokens."""
     sizes = [rule.thresholds.bins for rule in rules]
     cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
     if len(rules) > 1:
@@ -432,7 +432,7 @@ class GridLayouts(NamedTuple):
 class CorrectionFamily:
     """Corrections that differ only in bounds: all weight rules with all variants of all gates."""
 
-    weights: tuple[Weight | None, ...]  # variants of the weight rule. A single null if every weight is 1.
+    weights: tuple[Weight | None, ...]  # variants of the weight rule. A single None if every weight is 1.
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in order
     order: tuple[int, ...]  # gate numbers in the order of the grid's axes: gates on tokens first
     points: Ints  # indices of the points in the study

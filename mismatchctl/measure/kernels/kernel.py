@@ -39,7 +39,7 @@ class PairTables:
 
 @dataclass
 class RunTables:
-    """Sums over tokens of the mismatch, which are updated in place."""
+    """Sums over tokens for the mismatch (train and rollout), which the kernel updates in place."""
 
     layers: Float64s  # tokens and K3 by cluster, from `new_layer_table`
     # by quantity, [BUCKETS, bins, sums]: tokens, |log ratio| and K3. SHIFTED_BREAKDOWNS also have the log ratio and 1
@@ -82,11 +82,11 @@ class Kernel:
     def reduce_tokens(
         self,
         ratios: Ratios,  # ratios made by the same kernel
-        # position of each token in its response [T]. Null if no tokens are masked between valid ones.
+        # position of each token in its response [T]. None if no masked tokens are between valid tokens.
         position: Ints | None,
         places: SequencePlaces,
         pair: PairTables,
-        run: RunTables | None = None,  # sums of the mismatch in the run. Null for other pairs.
+        run: RunTables | None = None,  # sums of the mismatch in the run. None for other pairs.
     ) -> tuple[Float64s, Float64s]:
         """Return TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block, and add its tokens to the tables."""
         spread, signed, k3 = ratios.segments.spread, bins.signed_bin(ratios.log_ratio), ratios.k3

@@ -334,8 +334,8 @@ def reduce_sequences(
 ) -> None:  # fmt: skip
     """Pass over the tokens of sequences in `order`, which is sorted by row.
 
-    `x` and `position` start one token early, with the token before the first one. The buffers are `terms` [5, more than
-    TILE] and `bins_of` [3, TILE].
+    The buffers are `terms` [5, more than TILE] and `bins_of` [3, TILE]. `terms[0, 0]` is the log ratio of the token
+    before the tile.
     """
     x, exp_minus_one, k3, policy_prob, reference_prob = terms[0], terms[1], terms[2], terms[3], terms[4]
     where, layer, cell = bins_of[0], bins_of[1], bins_of[2]

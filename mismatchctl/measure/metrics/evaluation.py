@@ -215,7 +215,8 @@ class _GroupSums:
 
     def __init__(self, groups: Sequence[CellSums]) -> None:
         sizes = np.array([len(group.table) for group in groups])
-        self.starts, self.of_row = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(groups)), sizes)  # by group, row
+        # first row of each group, and group of each row
+        self.starts, self.of_row = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(groups)), sizes)
         self.sums = np.concatenate([group.table.sums for group in groups])  # columns of `closed_axis` by cluster [R, K]
         maxima = np.concatenate([group.table.maxima for group in groups])
         self.totals = np.add.reduceat(self.sums, self.starts, axis=0)

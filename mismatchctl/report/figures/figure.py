@@ -21,7 +21,7 @@ Cell = Number | str
 Scale = Literal["linear", "log", "symlog", "band"]
 MarkKind = Literal["line", "stairs", "dots", "hexagons"]
 MUTED = -1  # color number of gray, which is not one of the ten series colors
-MAX_SCREEN_POINTS = 480  # of a line on a page; a longer series keeps the extremes of each interval
+MAX_SCREEN_POINTS = 480  # points of a line on a page. A longer series keeps the extremes of each interval.
 _FEW_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
 _COLUMNS = ("x", "y", "low", "high", "labels", "values")
 MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to three digits
@@ -46,7 +46,7 @@ class Marks:
 
     kind: MarkKind
     name: str
-    x: Sequence[Cell]  # positions; stairs have one more x than y
+    x: Sequence[Cell]  # positions. Stairs have one more x than y.
     y: Sequence[Cell]  # positions, or names on a band axis
     low: Sequence[Number] = ()  # ends of the interval of y, or of x with `across`
     high: Sequence[Number] = ()
@@ -176,7 +176,7 @@ def round_number(value: Cell, digits: int) -> Cell:
     return int(rounded) if rounded is not None and rounded.is_integer() and abs(rounded) < 1e9 else rounded
 
 
-MAX_NAME = 30  # characters of a label; names on the left of a bar chart may have twice this length
+MAX_NAME = 30  # characters of a label. Names on the left of a bar chart may have twice this length.
 Interval = tuple[Number, Number, Number]
 
 

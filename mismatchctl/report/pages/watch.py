@@ -17,7 +17,7 @@ LINE_COLUMNS = {
     "tokens": ("tokens", 9), "k3": ("nats/token", 9), "abs_diff_mean": ("nats", 11), "ess_token": ("fraction", 10),
 }  # fmt: skip
 _ONE_RUN_ONLY = "abs_diff_mean"  # left out if a line has the name of the run, so that the line fits 80 columns
-MAX_FIRST_STEPS, MAX_FIRST_RUNS = 12, 5  # of data that exists at the start; jumps are always shown
+MAX_FIRST_STEPS, MAX_FIRST_RUNS = 12, 5  # lines for data that exists at the start. Jumps are always shown.
 _WIDTH = 140
 _STEP_WIDTH, _RUN_WIDTH = 8, 14
 
