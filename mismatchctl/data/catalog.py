@@ -76,7 +76,7 @@ class FileFooter:
 
 @dataclass(frozen=True)
 class DumpFile:
-    """One file of a dump."""
+    """One file of a dump: its rows, layout and columns."""
 
     index: int  # unique and ascending, see `plan_units`
     path: str  # as shown to users, without control characters
@@ -495,7 +495,7 @@ def plan_units(catalog: Catalog) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
             surveyed.append((file, _survey_file(file) if file.layout == "long" else None))
         except DataError as error:
             catalog.reject(error)
-    catalog.files = [  # numbered per run, so that a new file does not change the numbers of other or earlier files
+    catalog.files = [  # numbered per run, so that a new file changes no number of another run or of an earlier file
         replace(file, index=(rank << 32) + number)
         for rank, (_, run) in enumerate(groupby((file for file, _ in surveyed), key=lambda file: file.run))
         for number, file in enumerate(run)

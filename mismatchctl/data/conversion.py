@@ -269,7 +269,7 @@ _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logpr
 
 
 class PairedTable(NamedTuple):
-    """The joined table of two files."""
+    """The joined table of a rollout file and a train file."""
 
     table: pa.Table
     notes: tuple[str, ...]

@@ -546,7 +546,7 @@ _KINDS_MIN_TOKENS = 5
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Two kinds of rows: flags of the rows with the larger mismatch [S], the difference, and its excess variance."""
+    """Two kinds of rows: flags of the kind with the larger mismatch [S], how many times larger, and excess variance."""
 
     louder: Bools
     times: float

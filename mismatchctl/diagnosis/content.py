@@ -141,7 +141,6 @@ def _read_names(rows: Rows, column: str) -> frozenset[str]:
 def describe_content(
     known: SequenceHashes, sample: Rows | None, files: Mapping[int, str], findings: Sequence[Finding]
 ) -> RunContent:
-    """Return the content of a run, from its hashes and a sample of its rows."""
     hashes, sizes, file, row = known.lowest
     again = np.zeros(len(hashes), bool)
     again[1:] = hashes[1:] == hashes[:-1]

@@ -171,7 +171,6 @@ class _Content(BaseModel):
 
 
 def diagnosis_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a saved diagnosis."""
     schema = _Content.model_json_schema(mode="serialization")
     schema["$defs"]["Finding"]["properties"]["run"] = {"type": "string"}
     given = {"format": {"type": "integer"}, "tool": {"type": "string"}, "version": {"type": "string"}}

@@ -138,7 +138,6 @@ class Evidence:
 def gather_evidence(
     rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: Mapping[str, int]
 ) -> dict[str, Evidence]:
-    """Collect the evidence of some rows by run."""
     runs = rows.columns["run"]
     names = sorted({str(run) for run in set(runs.tolist())})
     whole = replace(rows, unequal={})

@@ -104,7 +104,7 @@ def metric_columns(
     keys: Iterable[str] | Mapping[str, int | None], value: Callable[[Any, str], Value],
     scope: str = "m", titles: Mapping[str, str] | None = None, *, errors: bool = True,
 ) -> list[Column]:  # fmt: skip
-    """Return a column per metric with its `Column.drop`. `value` returns a metric of an item."""
+    """Return a column per metric. `keys` may map metrics to `Column.drop`. `value` returns a metric of an item."""
 
     def column(key: str) -> Column:
         metric, text = find_metric(key, scope), (titles or {}).get(key, "")

@@ -16,7 +16,6 @@ def register_renderer(load: Callable[[], object]) -> None:
 
 
 def load_renderer() -> object:
-    """Return the registered renderer, a `results.views.Renderer`."""
     if _load_renderer is None:
         raise RuntimeError("no renderer is registered: import mismatchctl first")
     return _load_renderer()

@@ -202,13 +202,11 @@ class Series(FiniteModel):
     heavy_tail: list[int] = Field(default_factory=list)
 
     def status_at(self, index: int) -> str:
-        """Return the status of one group."""
         if isinstance(self.status, str):
             return self.status
         return next((reason for reason, groups in self.status.items() if index in groups), "ok")
 
     def value_at(self, index: int) -> Value:
-        """Return the value of one group."""
         interval = None if self.interval is None else self.interval[index]
         se = None if self.se is None else self.se[index]
         tail: Literal["heavy_tail"] | None = "heavy_tail" if index in self.heavy_tail else None
@@ -494,7 +492,6 @@ class RunSummary(FiniteModel):
     answers: list[Answer]
 
     def answer(self, question: Question) -> Answer:
-        """Return the answer to a question."""
         return next(answer for answer in self.answers if answer.question == question)
 
 
@@ -629,7 +626,7 @@ class Provenance(FiniteModel):
 
 
 class Result(View, FiniteModel, ByRun[RunResult]):
-    """The result of `analyze`, by run. K3 is `result["run"].k3.value`, or `result.k3.value` if there is a single run."""
+    """The result of `analyze` by run. K3 is `result["run"].k3.value`, or `result.k3.value` if there is a single run."""
 
     format: int = FORMAT
     provenance: Provenance
@@ -729,5 +726,4 @@ def _number_type(dtype: str) -> str:
 
 
 def result_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a Result."""
     return Result.model_json_schema(mode="validation") | {"$schema": "https://json-schema.org/draft/2020-12/schema"}

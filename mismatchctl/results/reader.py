@@ -264,7 +264,6 @@ def read_json(path: str | Path, remedy: str) -> Any:
 
 
 def parse_result(data: Any, name: str) -> Result:
-    """Convert the data of a file to a Result."""
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
         other = isinstance(data, dict) and data.get("tool") == "mismatchctl"
         problem = "this is the output of another command, not a Result" if other else "not a mismatchctl result"

@@ -100,7 +100,6 @@ def is_rollout_only(path: str) -> bool:
 
 
 def _matches_name(path: Path, patterns: Sequence[str]) -> bool:
-    """Return True if the name, with its folders, fits a pattern."""
     parts = path.absolute().parts
     return any(fnmatch("/".join(parts[-pattern.count("/") - 1 :]), pattern) for pattern in patterns)
 

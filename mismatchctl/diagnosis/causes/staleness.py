@@ -543,7 +543,7 @@ def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, 
 
 
 def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
-    """Return the slope of the level by a number such as the version lag, within or else between steps, and its z."""
+    """Return the slope of the level over a number (version lag, ...) and its z-score, within steps if possible."""
     groups = _number(step for step, _ in cells)
     table, at = np.array([*cells.values()]), np.array([float(value or 0.0) for _, value in cells])
     counts = table[:, 0, 0]

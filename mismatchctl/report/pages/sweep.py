@@ -48,7 +48,7 @@ def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | No
 
 
 def _title(sweep: api.Sweep) -> str:
-    """Return the answer: the tokens that the usual thresholds reject, or else all thresholds."""
+    """Return the title: the tokens that the usual thresholds reject, or that all thresholds reject."""
     name = f"{len(sweep.runs)} runs" if len(sweep.runs) > 1 else sweep.runs[0]
     every = [own for index in range(len(sweep.runs)) for own in _studied_corrections(sweep, index)]
     usual = [own.rows[own.usual] for own in every if own.usual is not None]
