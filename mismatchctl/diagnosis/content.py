@@ -27,7 +27,7 @@ RECORDING_DOUBTS = frozenset({
     "clamped", "wrong_log_base", "probabilities_not_logs", "cumulative", "sequence_means", "constant_column",
     "unmasked_padding", "log_densities", "wrong_sign", "packed_columns", "length_mismatch",
 })  # fmt: skip
-"""Causes that mean that a column does not contain what its name says."""
+"""Causes which mean that a column has other values than its name says."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
 
 
 def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
-    """Hash step, prompt id and sequence id. If there is no sequence id, the hash contains file and row."""
+    """Hash step, prompt id and sequence id. Without a sequence id, the hash contains file and row."""
     ids = rows.columns.get("sequence_id")
     place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
     if ids is None:

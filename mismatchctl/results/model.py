@@ -191,7 +191,7 @@ class Series(FiniteModel):
     """A metric per group, with 9 significant digits (7 for corrections, 3 for `se` and `interval`). Counts are exact.
 
     `se` and `interval` are absent if no group has them. `status` is a string for all groups, or maps a reason to the
-    indices of groups that are not "ok". `heavy_tail` contains the indices of groups in which a few clusters or large
+    indices of groups that are not "ok". `heavy_tail` contains the indices of groups that a few clusters or large
     weights dominate, so that the standard error is too small.
     """
 
@@ -394,7 +394,7 @@ RangeName = Literal["identical", "below", "dense", "moe", "above", "undefined"]
 
 
 class RunContent(FiniteModel):
-    """Facts about the rows of a run besides the mismatch: repeated sequences, masked tokens, token ids, models.
+    """Facts about the rows of a run, apart from the mismatch: repeated sequences, masked tokens, token ids, models.
 
     Attributes:
         sequences: sequences with a valid token, and their `tokens`.
@@ -408,7 +408,7 @@ class RunContent(FiniteModel):
         holes: share of masked tokens between the first and the last valid token of their row.
         clipped: share of the valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both
             sides if that share is larger. 0 if chance explains this share.
-        doubts: causes, found with high confidence, which mean that a column does not contain what its name says.
+        doubts: causes, found with high confidence, which mean that a column has other values than its name says.
         vocabulary: tokens by id modulo 64, and the 95% quantile of the ids.
         responses: hash of all responses, regardless of their order, if all rows have token ids.
         models: names of models in the rows. `engines` are the names of the inference engines.
@@ -552,7 +552,7 @@ class RunResult(TextView, FiniteModel):
                 error for an unknown name lists all names. Example: `run.plot("k3_by_position")`.
 
         Raises:
-            ConfigError: There is no such figure.
+            ConfigError: The figure is unknown.
         """
         return get_renderer().figure(self, name)
 
@@ -663,7 +663,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
             name: `k3`, `distribution`, `k3_by_position`, ... The error for an unknown name lists all.
 
         Raises:
-            ConfigError: There is no such figure.
+            ConfigError: The figure is unknown.
             KeyError: The Result has several runs.
         """
         return self._single_run("plot").plot(name)

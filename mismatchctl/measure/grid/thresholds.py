@@ -351,7 +351,7 @@ class TokenBins:
 def sum_token_table(
     rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> list[Float64s]:
-    """Sum each column per sequence and bin [S, bins of the first rule, bins of the second, ...]. None counts tokens."""
+    """Sum each column (or 1) per sequence and bin [S, bins of the first rule, bins of the second, ...]."""
     sizes = [rule.thresholds.bins for rule in rules]
     cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
     if len(rules) > 1:
