@@ -124,6 +124,9 @@ def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
+    if str(column.type) in ("string_view", "binary_view"):  # pyarrow cannot select values of a view
+        is_binary, column = "binary" in str(column.type), column.cast(pa.large_binary())
+        column = column if is_binary else column.cast(pa.large_string(), safe=False)
     if pa.types.is_dictionary(column.type):
         if not is_text(column.type.value_type):
             return column.dictionary_decode()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -84,6 +85,18 @@ def test_nan_is_read_from_json_and_csv(tmp_path: Path) -> None:
     for name in ("a.jsonl", "a.csv"):
         with pytest.raises(DataError, match=r"NaN in valid tokens|valid token is nan"):
             opened(tmp_path / name)
+
+
+def test_bad_rows_of_arrow_files_of_polars_are_left_out(tmp_path: Path) -> None:
+    """Polars writes strings as views, whose values pyarrow cannot select."""
+    good, bad = [-1.0, -2.0], [-1.0, float("nan")]
+    names = ["a", "b" * 2000, None, "d", "d"]
+    columns = {"rollout_log_probs": [good, good, bad, good, good], "train_log_probs": [good] * 5, "prompt_id": names}
+    pl.DataFrame(columns).write_ipc(tmp_path / "a.arrow")
+    (found,) = opened(tmp_path / "a.arrow", on_bad="skip", wanted=["prompt_id"])
+    assert [str(name)[:1] for name in found.columns["prompt_id"]] == ["a", "b", "d", "d"]
+    with pytest.raises(DataError, match="row 2"):
+        opened(tmp_path / "a.arrow", wanted=["prompt_id"])
 
 
 def test_prompts_without_ids_are_identified_by_tokens(tmp_path: Path) -> None:
