@@ -58,3 +58,13 @@ def test_passed_verdicts_have_no_advice() -> None:
     assert advise_next(_verdict("passed")) == []
     assert "what to do" not in Parsed(render_html(document(_verdict("passed")))).text
     assert "Record more prompts" in advise_next(_verdict("undecided"))[0]
+
+
+def test_each_run_is_drawn_with_its_own_outcome_and_the_failed_run_shows_what_rose() -> None:
+    calm, failed = _verdict("passed").checks[0], _verdict("failed", "tail").checks[0].model_copy(update={"run": "b"})
+    verdict = Verdict(outcome="failed", level=0.05, baseline="ok.json", checks=[calm, failed])
+    figures = page_figures(render_html(document(verdict)))
+    assert figures["checks"]["title"] == "1 of 2 checks failed"
+    assert [row[:2] for row in figures["checks"]["marks"][0]["y"]] == ["b:", "a:"]
+    assert figures["parts-0"]["marks"][0]["x"] == [0, 0, 2]
+    assert "parts-0" not in page_figures(render_html(document(_verdict("passed"))))

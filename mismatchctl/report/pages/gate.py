@@ -108,8 +108,9 @@ def document(verdict: api.Verdict) -> doc.Document:
     made = doc.Document(doc.Headline(api.verdict_headline(verdict), status=status, subtitle="gate"))
     several = len({check.run for check in verdict.checks}) > 1
     answer = doc.Section("", "what-to-do").add(doc.Facts(doc.add_heading("what to do", advise_next(verdict))))
-    risen = next((check for check in verdict.checks if any(part.rise is not None for part in check.parts)), None)
-    figures = [verdict_figure(verdict.checks, "checks"), risen and parts_figure(risen, "parts-0")]
+    order = sorted(verdict.checks, key=lambda check: _OUTCOMES.index(check.outcome))
+    risen = next((check for check in order if any(abs(part.rise or 0) > 1e-6 for part in check.parts)), None)
+    figures = [verdict_figure(verdict, order, "checks"), risen and parts_figure(risen, "parts-0")]
     made.add(answer.add(doc.Figures(figures)))
     notes = doc.Section("", "gate-notes").add(*(doc.Note(note, "alarm") for note in verdict.notes))
     for run, growth in verdict.growth.items():
@@ -177,10 +178,9 @@ def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.
     return doc.Document(head, commands=[("Next", format_command("gate", paths, following))]).add(section)
 
 
-def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
+def verdict_figure(verdict: api.Verdict, checks: Sequence[api.Check], name: str) -> Figure | None:
     known = [check for check in checks if (check.value or 0) > 0 and (check.limit or 0) > 0]
-    known.sort(key=lambda check: _OUTCOMES.index(check.outcome))
-    shown = {api.check_name(check): check for check in known[:MAX_DRAWN]}
+    shown = {_name_check(check, verdict): check for check in known[:MAX_DRAWN]}
     if not shown:
         return None
 
@@ -192,8 +192,8 @@ def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
     series = {"new": {row: scaled(own, own.value, own.interval) for row, own in shown.items()}}
     if any(check.baseline for check in shown.values()):
         series["baseline"] = {row: scaled(own, own.baseline, own.baseline_interval) for row, own in shown.items()}
-    failed = sum(check.outcome == "failed" for check in shown.values())
-    title = f"{failed} of {len(shown)} checks failed" if failed else "New values and their limits"
+    failed = sum(check.outcome == "failed" for check in checks)
+    title = f"{failed} of {len(checks)} checks failed" if failed else "New values and their limits"
     caption = "Each value is divided by the limit of its check, which is the dotted line."
     return rows_figure(name, title, caption, Axis("value / limit", "log"), series, rule=(1.0, "limit"), size="wide")
 
