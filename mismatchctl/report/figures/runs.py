@@ -120,11 +120,11 @@ def k3_figure(
 
 
 def _onset_rules(growth: Growth, steps: fig.StepAxis, color: int, run: int | None) -> Iterator[ReferenceLine]:
-    if growth.changed and growth.onset in steps.place_of:
-        low, high = (steps.place_of.get(end) for end in growth.onset_interval or (None, None))
+    onset = format_label(growth.onset)
+    if growth.changed and onset in steps.place_of:
+        low, high = (steps.place_of.get(format_label(end)) for end in growth.onset_interval or (onset, onset))
         interval = None if low is None or high is None else (low, high)
-        text = f"onset {format_label(growth.onset)}"
-        yield ReferenceLine("x", steps.place_of[growth.onset], text, interval, "mark", color, run)
+        yield ReferenceLine("x", steps.place_of[onset], f"onset {onset}", interval, "mark", color, run)
 
 
 def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = True) -> Figure | None:
@@ -184,9 +184,8 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
         return None
     caption = "Points on the left reject less. Lower points leave less mismatch in training."
     if crowded:
-        caption += (
-            " The small points are the presets. No correction beats the Pareto front in rejection and K3 at once."
-        )
+        caption += " The small points are the presets. No correction beats the Pareto front in rejection and K3 at "
+        caption += "once."
     y_axis = Axis("K3 of the kept tokens (nats/token)", "log")
     return Figure(
         name, "Rejected data and remaining mismatch", caption, REJECTED_AXIS, y_axis, tuple(marks), (), "wide"

@@ -54,8 +54,8 @@ def _find_jumps(look: Snapshot) -> Mapping[StepKey, str]:
     for name, run in look.result.runs.items():
         growth = get_summary(run).growth
         if growth.verdict == "grew" and growth.factor is not None:
-            verb = "jumps" if growth.shape == "jump" else "grows"
-            found[name, run.groups.labels.index(growth.onset)] = f"K3 {verb} {format_number(growth.factor)}x"
+            onset = [*map(format_label, run.groups.labels)].index(format_label(growth.onset))
+            found[name, onset] = f"K3 {'jumps' if growth.shape == 'jump' else 'grows'} {format_number(growth.factor)}x"
     return found
 
 
