@@ -161,7 +161,7 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
     advised, yours = ({own.name for own in group} for group in (advice.advice, advice.yours))
     shipped = set(load_presets()) - {"none"} - advised - yours
     places = {own: tuple(part / advice.uncorrected for part in parts) for own, parts in errors.items()}
-    floors = [min((place[side] for place in places.values() if place[side] > 0), default=1e-6) for side in (0, 1)]
+    floors = [min((place[side] for place in places.values() if place[side] > 0), default=0.0) for side in (0, 1)]
     marks = []
     for label, group, color in (
         ("candidates", set(errors) - advised - yours - shipped, MUTED), ("presets", shipped, MUTED),
@@ -177,5 +177,5 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
         name, f"{first} is advised, out of {len(errors)} candidates" if len(errors) > 1 else f"{first} is advised",
         "Lower left is better. More data reduces the variance but not the bias. A point at the left "
         "end has no significant bias.",
-        Axis("bias²", "log"), Axis("variance (falls with more data)", "log"), tuple(marks),
+        Axis("bias²", "log" if floors[0] else "linear"), Axis("variance (falls with more data)", "log"), tuple(marks),
     )  # fmt: skip
