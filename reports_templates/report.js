@@ -119,7 +119,7 @@ const drawMark = (mark, spec, place, size) => {
     Plot.text(listed ? [] : shown.filter((row) => row.label), { x: "x", y: "y", text: "label", dx: 8, textAnchor: "start", className: "point-label", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 3 }),
   ];
 };
-const drawRules = (spec, [x, y], marks) => {
+const drawRules = (spec, [x, y], marks, width) => {
   const [found, above] = [[], []];
   const onsets = spec.rules.filter((rule) => rule.axis === "x" && rule.style === "mark" && drawn(rule.run) && rule.at >= x[0] && rule.at <= x[1]);
   const apart = onsets.length > 3;
@@ -145,8 +145,11 @@ const drawRules = (spec, [x, y], marks) => {
       found.push(Plot.ruleX([rule.at], { stroke: color, strokeDasharray: solid }));
       const texts = spec.rules.filter((other) => other.axis === "x" && other.text && drawn(other.run));
       const place = (value) => (spec.x.scale === "log" ? Math.log(value) : value);
-      const late = place(rule.at) > (place(x[0]) + place(x[1])) / 2;
-      if (rule.text) found.push(Plot.text([rule.text], { x: rule.at, frameAnchor: "top", dy: 2 + 14 * texts.indexOf(rule), dx: late ? -5 : 5, textAnchor: late ? "end" : "start", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 4, fontSize: 11.5, className: "rule-label" }));
+      const share = (place(rule.at) - place(x[0])) / (place(x[1]) - place(x[0]));
+      const late = share > 0.5;
+      const most = Math.floor((width * (late ? share : 1 - share)) / 6.2); // characters between the line and the edge
+      const text = rule.text?.length > most ? rule.text.slice(0, most - 1).trim() + "…" : rule.text;
+      if (rule.text) found.push(Plot.text([text], { x: rule.at, frameAnchor: "top", dy: 2 + 14 * texts.indexOf(rule), dx: late ? -5 : 5, textAnchor: late ? "end" : "start", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 4, fontSize: 11.5, className: "rule-label" }));
     }
   }
   return [found, above];
@@ -223,13 +226,14 @@ const drawFigure = (figure, width) => {
   const lines = Math.max(...(band("y") ?? []).map((name) => inLines(name, charactersIn(left)).split("\n").length));
   const height = band("y") ? (spec.y.label ? 64 : 50) + Math.max(domains[1].length * Math.max(marks.some((mark) => mark.shift) ? 26 : 22, 12 * lines + 8), 60) : square ? Math.min(inner, 340) + 60 : low;
   const size = { inner: square ? Math.min(inner, 340) : inner };
-  const [below, above] = drawRules(spec, domains, marks);
+  const named = spec.marks.slice(0, 8).map((mark) => mark.name).filter(Boolean).join(", ");
+  const [below, above] = drawRules(spec, domains, marks, inner);
   const plot = Plot.plot({
     width: square ? left + right + size.inner : width, height, marginLeft: left, marginRight: right, marginTop: spec.y.label ? 26 : 12, marginBottom: 38,
     style: { background: "none", color: "var(--ink)", fontFamily: "var(--sans)", fontSize: "12px", overflow: "visible" },
     x: { ...scale(spec.x, domains[0], wide, size.inner), labelAnchor: "center" }, y: { ...scale(spec.y, domains[1], false, band("y") ? left : height), labelAnchor: "top" },
     opacity: { type: marks[0]?.kind === "hexagons" ? "log" : "linear", range: [0.12, 0.85] },
-    ariaLabel: spec.alt,
+    ariaLabel: `${spec.title}: ${[spec.y.label, spec.x.label].filter(Boolean).join(" by ")}${named ? ` for ${named}` : ""}.`,
     marks: [
       ...below, ...marks.filter((mark) => mark.color === -1).flatMap((mark) => drawMark(mark, spec, 0, size)),
       ...marks.filter((mark) => mark.color !== -1).flatMap((mark, place) => drawMark(mark, spec, place, size)),
@@ -294,7 +298,9 @@ const watchSteps = (figure) => {
 const tableOf = (spec) => {
   const names = spec.x.named ? new Map(spec.x.ticks) : new Map();
   const heads = ["series", "name", spec.x.label || "x", spec.y.label || "y", "from", "to", "value"];
-  const rows = spec.marks.flatMap((mark) => points(mark).map((row) => [spec.marks.length > 1 ? mark.name : "", row.label, names.get(row.x) ?? row.x, row.y, row.low, row.high, row.value].map((cell) => cell ?? "")));
+  const unlike = spec.x.ticks && !spec.x.scale && !spec.x.named; // places on the axis differ from the values
+  const place = (row) => (unlike ? ["", row.label] : [row.label, names.get(row.x) ?? row.x]);
+  const rows = spec.marks.flatMap((mark) => points(mark).map((row) => [spec.marks.length > 1 ? mark.name : "", ...place(row), row.y, row.low, row.high, row.value].map((cell) => cell ?? "")));
   const used = heads.map((_, place) => place).filter((place) => rows.some((row) => row[place] !== ""));
   return [heads, ...rows].map((row) => used.map((place) => row[place]));
 };
@@ -307,9 +313,11 @@ const save = (name, rows) => {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 };
+// Keep a number such as 1e-4 in one line.
+const inWholeNumbers = (text) => text.split(/([-+]?[\d.]+e-\d+)/).map((part, at) => (at % 2 ? make("span", { className: "whole", textContent: part }) : part));
 const fill = (figure) => {
   const spec = page.figures[figure.dataset.figure];
-  figure.append(make("p", { className: "title", textContent: spec.title }), ...(spec.x.label === "step" ? [make("p", { className: "readout", ariaLive: "polite" })] : []), make("div", { className: "canvas" }));
+  figure.append(make("p", { className: "title", }, ...inWholeNumbers(spec.title)), ...(spec.x.label === "step" ? [make("p", { className: "readout", ariaLive: "polite" })] : []), make("div", { className: "canvas" }));
   resized.observe(figure.querySelector(".canvas"));
   if (page.captions[spec.caption]) figure.append(make("figcaption", { textContent: page.captions[spec.caption] }));
   const details = make("details", { className: "numbers" }, make("summary", { textContent: "Numbers" }));

@@ -72,6 +72,10 @@ def test_figures_contain_the_numbers_of_the_result(run: RunResult, figures: dict
         ]
     position = figures["k3_by_position"].table()[1]
     assert [row[2] for row in position] == run.breakdowns["position"].k3
+    surprisal = figures["k3_by_surprisal"]  # its mirrored axis has no values
+    heads, rows = surprisal.table()
+    assert heads[0] == "rollout probability of the token"
+    assert [row[0] for row in rows] == list(surprisal.marks[0].labels)
     edges, tokens = np.array(run.distribution.edges), np.array(run.distribution.tokens)
     stairs = figures["distribution"].marks[0]
     widths = np.diff([float(x or 0) for x in stairs.x])
@@ -142,6 +146,7 @@ def test_page_data_is_compact_and_strict() -> None:
 
 def test_text_steps_are_labels(figures: dict[str, Figure]) -> None:
     axis = StepAxis(["a", None, "b"])
+    assert axis.place_of == {"a": 0, "(none)": 1, "b": 2}
     assert (axis.places, axis.axis.named) == ([0, 1, 2], True)
     assert [name for _, name in axis.axis.ticks] == axis.names
     assert StepAxis([3, 1, 2]).numeric is False and StepAxis([1, 5]).axis.limits == (1.0, 5.0)

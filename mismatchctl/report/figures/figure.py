@@ -95,11 +95,13 @@ class Figure:
     def table(self) -> tuple[list[str], list[list[Cell]]]:
         """Return the figure's numbers as column heads and rows, with a row per point. Empty columns are left out."""
         ticks = dict(self.x.ticks) if self.x.named else {}
+        unlike = bool(self.x.ticks) and self.x.scale == "linear" and not self.x.named  # places differ from the values
         heads = ["series", "name", self.x.label or "x", self.y.label or "y", "from", "to", "value"]
         rows: list[list[Cell]] = []
         for mark in self.marks:
             places = [place if isinstance(place, str) else ticks.get(place or 0, place) for place in mark.x]
-            columns = (mark.labels, places, mark.y, mark.low, mark.high, mark.values)
+            names = ((), mark.labels) if unlike else (mark.labels, places)
+            columns = (*names, mark.y, mark.low, mark.high, mark.values)
             series = mark.name if len(self.marks) > 1 else ""
             for index in range(len(mark.y)):
                 rows.append([series, *(column[index] if index < len(column) else None for column in columns)])
@@ -159,7 +161,7 @@ def page_data(figures: Sequence[Figure]) -> dict[str, Any]:
 
     described = [
         vars(figure) | {
-            "alt": figure.alt, "caption": captions.setdefault(figure.caption, len(captions)),
+            "caption": captions.setdefault(figure.caption, len(captions)),
             "x": changed(figure.x, Axis()), "y": changed(figure.y, Axis()),
             "rules": [changed(rule, ReferenceLine("x", None)) | {"axis": rule.axis} for rule in figure.rules],
             "marks": [mark_data(_thin_line(mark)) for mark in figure.marks],
@@ -258,7 +260,7 @@ class StepAxis:
         self.numeric = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
         self.places: list[float | int] = list(numbers) if self.numeric else list(range(len(labels)))
         self.names = [shorten(format_label(value), 14) for value in labels]
-        self.place_of = dict(zip(labels, self.places, strict=True))
+        self.place_of = dict(zip(map(format_label, labels), self.places, strict=True))
 
     @property
     def axis(self) -> Axis:

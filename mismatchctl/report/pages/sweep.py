@@ -278,7 +278,8 @@ OWN_SYNTAX = "mismatchctl"
 
 
 def _explorer_keys(study: Study) -> list[str]:
-    return [key for key in api.POINT_METRICS if study.correction.weight is not None or "weight" not in key]
+    every = (*api.POINT_METRICS, "weight_bounded_high", "weight_bounded_low", "empty_prompts")
+    return [key for key in every if study.correction.weight is not None or "weight" not in key]
 
 
 def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]]) -> doc.Section:
@@ -302,9 +303,8 @@ def explorer_data(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], places:
         one, axes = every[0][place], list[dict[str, Any]]()
         for at, axis in enumerate(one.study.axes):
             labels = (threshold_label(one.study.correction_at(point), axis.path) for point in one.points_along(at))
-            texts = [
-                f"{label} (x = {api.format_threshold(value)})" for label, value in zip(labels, axis.values, strict=True)
-            ]
+            named = zip(labels, map(api.format_threshold, axis.values), strict=True)
+            texts = [f"{label} (x = {value})" for label, value in named]
             values = list(axis.values) if axis.is_numeric else None
             axes.append({"path": axis_label(one.study.correction, axis.path), "texts": texts, "values": values})
         titles = [(find_metric(key, "c").title, f"c-{key}") for key in _explorer_keys(one.study)]
