@@ -608,7 +608,7 @@ class ParquetContents(FileContents):
         return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Describe a column that needs far more memory than the file. Each log-prob takes at least one bit there."""
+        """Describe a column that needs far more memory than the file. A log-prob takes at least one bit of the file."""
         for group in groups:
             row_group = self.footer.row_group(group)
             for name in columns:

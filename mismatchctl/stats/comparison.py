@@ -33,7 +33,8 @@ EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*P
 """Weights of the probability bins: about 1 / (1 - p), because the effect of a logit error is proportional to 1 - p."""
 _CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # clusters are clipped this many median deviations from the median
 _MIN_CLIPPED_CLUSTERS = 8  # with fewer clusters in the baseline, its median deviation is uncertain
-# A token is lost from |log ratio| 2^_LOST_EXPONENT on, if at most this share of the baseline's tokens is there.
+# Lost tokens exceed the lowest K3 cap, from |log ratio| 2^_LOST_EXPONENT on, that at most this share of the baseline's
+# tokens exceeds.
 _LOST_EXPONENT, _MOST_LOST_SHARE = -2, 1e-4
 # Enough clusters have lost tokens if the chance that all are in the new sample is at most this multiple of the level.
 _LOST_LEVELS = 3.0
