@@ -15,7 +15,7 @@ import yaml
 from mismatchctl.api.sweep.result import ForecastRequest, Sweep
 from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
-from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.frameworks.registry import load_adapters, load_framework
 from mismatchctl.report.document import Figures, Section, Table
@@ -211,6 +211,15 @@ def test_figures_mark_presets_and_the_target() -> None:
     assert marked[1.001].startswith("geo_rs and ") and marked[1.01] == "skyrl-geometric-mask"
     assert target.text.startswith("5% of tokens rejected at ") and target.at and target.interval
     assert target.interval[0] <= target.at <= target.interval[1]
+
+
+def test_targets_of_other_rules_are_not_drawn() -> None:
+    """5% of the tokens are rejected at 0.27 by another rule, which is below the lower bound of this correction."""
+    gate = Gate(level="geometric", keep=(0.9, 1.1))
+    study = Study(Correction(gates=(gate,)), (ThresholdAxis("gates.0.keep.1", (1.01, 1.1)),))
+    (section,) = sections_of(sweep([MOE], [study], wishes=[("rejected_tokens", 0.05)]), 0)
+    figures = [figure for part in section.parts if isinstance(part, Figures) for figure in part.figures]
+    assert len(figures) > 1 and not any("5% of tokens" in rule.text for one in figures for rule in one.rules)
 
 
 def test_figures_show_axes(found: Sweep) -> None:

@@ -18,6 +18,7 @@ from mismatchctl.core.formatting import INTERVAL_Z, file_stems
 from mismatchctl.corrections.labels import correction_label, rule_name
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
 from mismatchctl.report.figures.runs import K3_AXIS, UNBIASED, TrendChart, tokens_and_sequences
@@ -144,8 +145,11 @@ def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
         yield ReferenceLine("x", value, f"{names[0]}{more}", style="limit")
     for target in own.sweep.targets if (study.correction.weight is not None) + len(study.correction.gates) == 1 else ():
         if target.run == own.run and target.correction is not None and target.status == "ok":
-            solved = Study(study.correction, (ThresholdAxis(path, (target.threshold,)),)).correction_at(0)
-            if correction_label(solved) == correction_label(parse_correction(target.correction, "target")):
+            try:
+                own_rule = Study(study.correction, (ThresholdAxis(path, (target.threshold,)),)).correction_at(0)
+            except ConfigError:  # a threshold of another rule, for example below the lower bound
+                continue
+            if correction_label(own_rule) == correction_label(parse_correction(target.correction, "target")):
                 wish = f"{api.format_target(target.wish, target.wanted)} at {_format_threshold(target.threshold)}"
                 low, high = target.interval or (None, None)
                 interval = None if low is None or high is None else (low, high)
