@@ -214,6 +214,14 @@ def test_impossible_breakdown_columns_are_refused(tmp_path):
         open_dump([path], by=["turn"])
 
 
+def test_a_breakdown_column_of_a_wrong_type_is_ignored_if_another_file_has_it(tmp_path):
+    for name, turn in (("d/1.parquet", 3), ("d/2.parquet", "a")):
+        write(tmp_path / name, wide((2,), turn=[turn]))
+    dump = open_dump([str(tmp_path / "d")], by=["turn"])
+    assert (content(dump)["turn"], len(content(dump)["train"])) == ([3], 2)
+    assert any("turn is ignored, because it contains text" in warning for warning in dump.warnings)
+
+
 def test_step_ranges_are_known_before_reading(tmp_path, file_format, monkeypatch):
     path = write(tmp_path / "a.parquet", wide((1,) * 5, step=[3, 4, 4, 4, 9]), rows=2)
     for together, steps in ((1, [(3, 4), (4, 4), (9, 9)]), (4, [(3, 4), (9, 9)]), (5, [(3, 9)])):
