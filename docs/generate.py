@@ -563,7 +563,8 @@ def errors() -> str:
         "|---|---|---|",
         *(f"| {code} | {meaning} | {examples} |" for code, meaning, examples in data["codes"]),
         "",
-        "The messages below come from real commands. The first part is the place in your data.",
+        "The messages below come from real commands. Each message starts with the file, option or value that",
+        "it is about.",
     ]
     with workplace(data["files"]):
         for family in data["families"]:

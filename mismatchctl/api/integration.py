@@ -54,7 +54,7 @@ class Edit:
         at = self.find(text)
         if at is None:
             raise ConfigError(
-                f"this file lacks the line {'before' if self.before else 'after'} which the snippet must be inserted"
+                f"this file does not contain the line {'before' if self.before else 'after'} which the code belongs"
             )
         following = next((line for line in text[at:].splitlines() if line.strip()), "")
         indent = " " * (len(following) - len(following.lstrip()))
@@ -105,8 +105,9 @@ class Integration:
                 return edits
         wanted = " or ".join(file or edits[0].title for file, edits in files.items())
         raise ConfigError(
-            f"{path}: this file lacks the line at which the snippet must be inserted. Pass {wanted} ({self.name} "
-            f"{self.tried}), or insert the snippet by hand: mismatchctl init {self.name}"
+            f"{path}: this file does not contain the lines at which the code is inserted. The code "
+            f"belongs in {wanted} ({self.name} "
+            f"{self.tried}). Pass that file, or insert the code by hand: `mismatchctl init {self.name}` prints it"
         )
 
 
@@ -117,7 +118,8 @@ def read_integration(name: str) -> Integration:
     found = known.get(re.sub("[-_ .]", "", name.lower()))
     if found is None:
         raise ConfigError(
-            f"unknown framework {name!r}{suggestion(name, places)}. The known names are {', '.join(places)}, and ci"
+            f"unknown framework {name!r}{suggestion(name, places)}. The names are {', '.join(places)}, "
+            "and ci for a CI job"
         )
     place = places[found]
     overrides = place.get("overrides")

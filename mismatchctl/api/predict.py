@@ -200,8 +200,8 @@ BATCH_DRAWS = 2000
 STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE = 999, 37
 STEP_SIGNIFICANCE = 0.05
 _BATCH_MODEL = (
-    "a batch of sequences of the dump's prompts. Each prompt has an unknown weight (Bayesian bootstrap), and half a "
-    "rejected and half a kept sequence are added. Without prompts, this is the beta-binomial distribution"
+    "batches are drawn from the dump's prompts with random weights (Bayesian bootstrap), after half a rejected and "
+    "half a kept sequence are added to the dump. Without prompts, this is the beta-binomial distribution"
 )
 
 
@@ -226,7 +226,7 @@ def predict_batch_rejection(
     value, interval, differ = _predict_batch(table, clusters, steps, per_cluster, sequences, purpose)
     status = "ok" if sample.is_complete else "from a subsample of the prompts"
     if differ:
-        status = "not stationary: the steps differ, so the next step may differ again"
+        status = "not stationary: the steps of the dump differ, so the next step may differ from this prediction"
     return Prediction(question, quantity, value, interval, status, _BATCH_MODEL)
 
 

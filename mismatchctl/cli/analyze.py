@@ -40,7 +40,7 @@ def analyze(
 ) -> None:
     """Measure the mismatch and compare corrections.
 
-    DUMPS may also be metrics logs (W&B, TensorBoard).
+    DUMPS may also be metrics logs of W&B or TensorBoard, which contain no tokens.
     """
     if tokens is None and (browse or tokenizer):
         raise ConfigError("--browse and --tokenizer need --tokens FILE")
@@ -127,7 +127,8 @@ def watch(
 ) -> None:
     """Follow a running job: print one line per step.
 
-    Only complete files are read. The command ends at Ctrl-C, after --until-idle, or when a --rule fails.
+    Files that are still being written are not read. The command ends at Ctrl-C, after --until-idle, or when a --rule
+    fails.
     """
     out.check_output_paths(html, force=force, inputs=[*paths, baseline])
 

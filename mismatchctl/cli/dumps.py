@@ -28,7 +28,8 @@ def convert(
 ) -> None:
     """Convert files of a framework or an engine to one Parquet file.
 
-    Other commands can also read SOURCE directly, but a converted file is faster to read. No code in SOURCE is executed.
+    Other commands can also read SOURCE directly, but the Parquet file is faster to read. Code in pickles is not
+    executed.
 
     docs/reference/framework-files.md lists the formats.
     """
@@ -81,10 +82,10 @@ def score(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Score a dump in high precision, to find which side is wrong.
+    """Recompute log-probs in high precision, to find which side is wrong.
 
-    Adds the column reference_log_probs. Sequences are scored one by one. After an interruption, the same command
-    continues. MODEL is a folder written by save_pretrained. Needs the extra `score`.
+    Runs MODEL on the tokens of DUMP, one sequence at a time, and adds the column reference_log_probs. After an
+    interruption, the same command continues. Needs `pip install 'mismatchctl[score]'`.
     """
     from mismatchctl.api.score import ScoreSettings, SequenceChoice, hash_checkpoint, write_replay
     from mismatchctl.api.score import score as run

@@ -39,9 +39,9 @@ def gate(
     junit: Path | None = None,
     outputs: opt.OutputOptions,
 ) -> None:
-    """Fail CI (exit 3) if the mismatch got worse, exit 4 if undecided.
+    """Fail CI if the mismatch got worse (exit 3) or cannot be judged (exit 4).
 
-    DUMPS may also be a Result or a metrics log.
+    DUMPS may also be a result file of analyze, or a metrics log of W&B or TensorBoard.
     """
     quiet = outputs.quiet
     if accept and save_baseline is None:

@@ -322,7 +322,7 @@ def _parse_inline(text: str, taken: set[str]) -> Correction:
 
     data = parse_inline(text, f"--correction {text}")
     if not isinstance(data, dict):
-        raise ConfigError(f"--correction {text}: expected a mapping with weight and gates")
+        raise ConfigError(f"--correction {text}: expected a mapping such as {{weight: {{truncate: 2}}}}")
     labels = ["inline", *(f"inline-{number}" for number in range(2, len(taken) + 2))]
     name = next(label for label in labels if label not in taken)
     return parse_correction({"name": name} | data, f"--correction {text}")

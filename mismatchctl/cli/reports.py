@@ -21,10 +21,7 @@ def diagnose(
     engine: opt.EngineOptions,
     outputs: opt.OutputOptions,
 ) -> None:
-    """Find the causes of the mismatch, with evidence and what to do.
-
-    docs/reference/diagnosis.schema.json describes the JSON output.
-    """
+    """Find the causes of the mismatch, with evidence and what to do."""
     outputs.check(inputs=inputs.files)
     sources = inputs.sources(outputs.quiet)
 
@@ -121,8 +118,8 @@ def report(
 ) -> None:
     """Show saved results again in the terminal, as HTML or as Markdown.
 
-    The dumps are not needed. Several results of analyze share one page, and -o merges them into one file. If a sweep is
-    given with them, the chart of the corrections shows its Pareto front.
+    The dumps are not needed. Several results of analyze share one page, and -o merges them into one file. If you add
+    a result of sweep, the chart of the corrections also shows the best thresholds of the sweep (Pareto front).
     """
     outputs.check(inputs=results)
     from mismatchctl.report.pages.analyze import analyze_screen

@@ -96,8 +96,8 @@ def init(
 ) -> None:
     """Print or insert the code that records a dump, or set up a CI job.
 
-    `mismatchctl init NAME` prints the code, and where to insert it in the installed version. `mismatchctl init ci`
-    writes ci/record.py, prompts and a workflow to the working directory.
+    `mismatchctl init NAME` prints the code for a framework, and the places in the framework's source where it belongs.
+    `mismatchctl init ci` writes ci/record.py, prompts and a workflow to the working directory.
     """
     if name == CI:
         if write or patch or root or check:
@@ -108,6 +108,10 @@ def init(
     from mismatchctl.api.integration import read_integration
 
     integration = read_integration(name)
+    if root is not None and not root.is_dir():
+        raise ConfigError(
+            f"--root {root}: {'this is a file' if root.exists() else 'the folder does not exist'}; check the path"
+        )
     if check is not None:
         _check_dump(check)
     elif write or patch is not None:
@@ -122,7 +126,7 @@ def _describe(integration: Integration, root: Path | None) -> str:
 
     name, version = integration.name, integration.version
     installed = f"{version} is installed" if version else "not installed here"
-    lines = [f"# {name}: {installed}, insertion points checked with {integration.tried}"]
+    lines = [f"# {name}: {installed}. The places below were checked with {integration.tried}."]
     if integration.overrides:
         file, pattern = integration.overrides
         source = find_source(file, root)
@@ -144,11 +148,11 @@ def _describe(integration: Integration, root: Path | None) -> str:
 
 def _place_of_edit(edit: Edit, source: Path | None) -> str:
     if source is None:
-        return f"{edit.file} (not found here; name its checkout with --root)"
+        return f"{edit.file} (not found here; name the checkout that contains this file with --root)"
     text = source.read_text(encoding="utf-8")
     at = edit.find(text)
     if at is None:
-        return f"{source}: the insertion point is not in this version. See docs/integrations"
+        return f"{source}: this version does not contain the line at which the code belongs. See docs/integrations"
     number = text.count("\n", 0, at)
     line = text.splitlines()[number if edit.before else number - 1].strip()
     return f"{source}:{number + 1 if edit.before else number}, {'before' if edit.before else 'after'} `{line}`"
@@ -160,7 +164,12 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
     if patch is not None:
         patch = patch.resolve()  # a link stays a link
         text = _read(patch) if patch.exists() else ""
-        targets = [(patch, text, integration.edits_for(patch, text))]
+        try:
+            targets = [(patch, text, integration.edits_for(patch, text))]
+        except ConfigError:
+            if patch.exists():
+                raise
+            raise ConfigError(f"{patch}: the file does not exist; check the path") from None
     else:
         targets = []
         for file, edits in integration.edits_by_file().items():
@@ -168,7 +177,9 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
                 raise ConfigError(f"the code belongs in {edits[0].title}: pass this file with --patch FILE")
             source = find_source(file, root)
             if source is None:
-                raise ConfigError(f"{file}: not found. Pass the checkout or site-packages with --root")
+                raise ConfigError(
+                    f"{file}: not found. Name the checkout or site-packages folder that contains the file with --root"
+                )
             targets.append((source, _read(source), edits))
     modes = {path: path.stat().st_mode for path, _, _ in targets if path.exists()}
     written = [file for target in targets for file in _patched_files(*target)]

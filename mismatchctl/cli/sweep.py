@@ -35,8 +35,9 @@ def sweep(
 ) -> None:
     """Show the rejected data, ESS and bias for a range of thresholds.
 
-    If you do not name a correction, sweep varies token truncation, sequence and geometric rejection, and the veto. -o
-    also writes the points as a table (.parquet, .csv).
+    If you do not name a correction, sweep varies four bounds: the truncation of token weights, the rejection of
+    sequences by the product and by the geometric mean of their ratios, and the rejection of sequences with one very
+    small token ratio (veto). -o also writes the points as a table (.parquet, .csv).
     """
     quiet = outputs.quiet
     outputs.check(inputs=[*inputs.files, *(config or [])])

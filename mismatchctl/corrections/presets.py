@@ -137,9 +137,10 @@ def read_corrections(path: str | Path) -> list[Correction]:
     data = read_data(path)
     items = data.get("corrections", data) if isinstance(data, dict) else data
     items = items if isinstance(items, list) else [items]
-    for item in items:
+    for number, item in enumerate(items, 1):
         if not isinstance(item, dict):
-            raise ConfigError(f"{path}: expected a mapping with weight and gates, found {type(item).__name__}")
+            where = f"{path}: correction {number}" if len(items) > 1 else str(path)
+            raise ConfigError(f"{where}: expected a mapping such as {{weight: {{truncate: 2}}}}, found {item!r}")
     named = [{"name": path.stem if len(items) == 1 else f"{path.stem}-{i + 1}", **item} for i, item in enumerate(items)]
     return [parse_correction(item, str(path)) for item in named]
 

@@ -249,10 +249,10 @@ def _note_faults(
         if len(bad):
             value = f"{values[bad[0]]:.6g}"
             problem = {
-                "null element": "the value of a valid token is null",
+                "null element": "expected a number, found null",
                 "log-prob below all": f"no policy gives a log-prob of {value}",
                 "log-prob above 0": f"log-probs must not be above 0, found {value}",
-            }.get(reason, f"the value of a valid token is {value}")
+            }.get(reason, f"expected a finite number, found {value}")
             remedy = mask_remedy() if reason in ("null element", "NaN") else ""
             if reason == "log-prob below all":
                 remedy = f"set response_mask to 0 for placeholders, or {leave_out('such rows')}"
@@ -547,7 +547,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
         if len(differ):
             row = differ[0]
             name = escape_unprintable(file.columns[REQUIRED_COLUMNS[0]])
-            problem = f"the list has {mine.lengths[row]} elements and {name} has {reference.lengths[row]}"
+            problem = f"expected {reference.lengths[row]} elements as in {name}, found {mine.lengths[row]}"
             pattern = None
             if len(differ) == int(present.sum()):
                 compared = differ[:_COMPARED_ROWS].tolist() if column.endswith("log_probs") else []

@@ -268,7 +268,7 @@ class ColumnNames:
             return DataError("contains only nulls", file=path, column=shown, remedy=remedy)
         near = escape_unprintable(suggestion(actual, [name for name in footer.types if name not in columns.values()]))
         named = f" (named with {option('columns', {column: shown})})" if column in self.rename else ""
-        need = " of the long layout (one row per token)" if column not in REQUIRED_COLUMNS else ""
+        need = ", which a file with one row per token needs" if column not in REQUIRED_COLUMNS else ""
         listed = ", ".join(map(escape_unprintable, list(footer.types)[:_SHOWN_COLUMNS])) or "none"
         more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
         remedy = f"{self._other_reading(footer, column, columns)}{remedy}; the columns of the file are {listed}{more}"

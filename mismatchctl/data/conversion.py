@@ -333,7 +333,7 @@ class _Side:
         for key, name in zip(keys, names, strict=True):
             if name not in ((key, *IDS) if key in IDS else (key,)):
                 near, listed = suggestion(key, self.columns), ", ".join(map(escape_unprintable, self.columns))
-                remedy = f"choose the columns that identify a row with --on. The columns are {listed}"
+                remedy = f"name the columns that identify a row with --on. The columns of this file are {listed}"
                 raise ConfigError(f"{self.path}: missing column {key}{near}; {remedy}")
         columns = [self.columns[name] for name in names]
         if missing := [column.index(None) for column in columns if None in column]:
@@ -345,7 +345,7 @@ class _Side:
 def read_whole_file(path: Path) -> pa.Table:
     if not path.is_file():
         problem = "this is a folder, not a file" if path.is_dir() else "the file does not exist"
-        raise DataError(problem, file=str(path), remedy="name one file")
+        raise DataError(problem, file=str(path), remedy="name a file" if path.is_dir() else "check the path")
     location = find_store(str(path)).location(str(path))
     contents = read_footer(UnopenedFile(location, escape_unprintable(str(path)), path.stem)).contents
     with find_store(location).open(location) as file:

@@ -48,19 +48,19 @@ class Detection:
 _SAMPLED = "0 if the rollout column belongs to the sampling distribution"
 _TRAINER_SAMPLED = "0 if the trainer's column belongs to the sampling distribution"
 STATISTICS = {
-    "noise": f"noise of the logits: below {FLOAT32_NOISE:g} for float32, below {BFLOAT16_NOISE:g} for bfloat16",
+    "noise": f"noise of the logits (below {FLOAT32_NOISE:g} for float32, below {BFLOAT16_NOISE:g} for bfloat16)",
     "spread": "noise of the logits that would cause this K3",
     "tail_k3": "share of K3 from tokens that differ by more than 12 times the noise",
-    "systematic": "share of the variance that depends only on the token: 0 if the weights agree",
-    "along_learning": "correlation with the policy's next update, over tokens of the vocabulary",
-    "likely": "direction of the log ratios of likely tokens: 0 for noise, 1 or -1 if all have the same sign",
-    "unlikely": "direction of the log ratios of unlikely tokens: a temperature reverses this direction",
+    "systematic": "share of the variance that depends only on the token id (0 if the weights agree)",
+    "along_learning": "correlation of the log ratios with the policy's next update, over token ids",
+    "likely": "direction of the log ratios of likely tokens (0 for noise, 1 or -1 if all have the same sign)",
+    "unlikely": "direction of the log ratios of unlikely tokens (opposite to likely tokens if the temperature differs)",
     "late_over_early": "median difference (in logits) late in responses divided by the difference of the first tokens",
     "times": "difference (in logits) of tokens in these rows, divided by the difference in other rows",
-    "ratio_mean_minus_one": f"E[ratio] - 1: {_SAMPLED}",
-    "inverse_ratio_mean_minus_one": f"E[1 / ratio] - 1: {_TRAINER_SAMPLED}",
-    "ratio_mean_z": f"E[ratio] - 1 in standard errors: {_SAMPLED}",
-    "inverse_ratio_mean_z": f"E[1 / ratio] - 1 in standard errors: {_TRAINER_SAMPLED}",
+    "ratio_mean_minus_one": f"E[ratio] - 1 ({_SAMPLED})",
+    "inverse_ratio_mean_minus_one": f"E[1 / ratio] - 1 ({_TRAINER_SAMPLED})",
+    "ratio_mean_z": f"E[ratio] - 1 in standard errors ({_SAMPLED})",
+    "inverse_ratio_mean_z": f"E[1 / ratio] - 1 in standard errors ({_TRAINER_SAMPLED})",
 }
 """Statistics that are evidence for or against several causes."""
 

@@ -153,10 +153,9 @@ def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     if not found:
-        classes = ", ".join(registry.CONFIG_CLASSES)
+        classes = " or ".join(registry.CONFIG_CLASSES)
         raise ConfigError(
-            f"{path}: this file contains no call of {classes} that configures a correction. Other Python code is "
-            "ignored."
+            f"{path}: this file does not call {classes} with settings of a correction. Other Python code is not read"
         )
     return found
 

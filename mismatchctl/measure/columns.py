@@ -524,21 +524,21 @@ _METRIC_NAMES = {("drift", "ratio_mean"): "ois", ("drift", "ratio_mean_z"): "ois
 
 MISMATCH = Pair("mismatch", "train", "rollout", "mismatch", "what engine and trainer disagree on", "The mismatch")
 DRIFT = Pair(
-    "drift", "current", "train", "drift", "how far the policy has moved since the trainer's recomputation",
+    "drift", "current", "train", "drift", "the change of the policy since the trainer recomputed the log-probs",
     "The second drift, from train to current",
 )  # fmt: skip
 TOTAL = Pair(
-    "total", "current", "rollout", "total", "distance of the updated policy from the sampling policy",
+    "total", "current", "rollout", "total", "the distance of the updated policy from the sampling policy",
     "Both drifts together, from rollout to current",
 )  # fmt: skip
 ROLLOUT_ERROR = Pair(
     "rollout_reference", "rollout", "reference", "rollout's error",
-    "the rollout's own error, against the same tokens scored in high precision",
+    "the rollout's own error, compared with the same tokens scored in high precision",
     "The rollout's error, from reference to rollout",
 )  # fmt: skip
 TRAIN_ERROR = Pair(
     "train_reference", "train", "reference", "trainer's error",
-    "the trainer's own error, against the same tokens scored in high precision",
+    "the trainer's own error, compared with the same tokens scored in high precision",
     "The trainer's error, from reference to train",
 )  # fmt: skip
 PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)

@@ -260,12 +260,12 @@ def first_sentence(advice: str) -> str:
 
 
 JUDGEMENT_TEXTS = {
-    "wrong_log_probs": f"E[ratio] is more than {Z_LIMIT:g} standard errors off 1: the rollout log-probs are not from "
-    "the sampling distribution; look for the cause before correcting",
-    "heavy_tokens": "Pareto k-hat of tokens is above its limit: means of token ratios cannot be trusted",
-    "heavy_sequences": "Pareto k-hat of sequences is above its limit: sequence-level weights do not converge",
-    "nothing_left": "a correction rejects all tokens of some steps",
-    "costly": "a correction rejects more than half of the tokens",
+    "wrong_log_probs": f"E[ratio] is more than {Z_LIMIT:g} standard errors off 1, so the rollout log-probs are not "
+    "those of the sampling distribution. Find the cause before you use a correction",
+    "heavy_tokens": "a few tokens dominate the token ratios, so means of these ratios are unreliable",
+    "heavy_sequences": "a few sequences dominate the sequence ratios, so means of sequence weights are unreliable",
+    "nothing_left": "some steps lose all tokens to a correction",
+    "costly": "more than half of the tokens are rejected",
 }
 
 
@@ -277,12 +277,15 @@ def _find_judgements(run: RunResult) -> Iterator[tuple[str, str]]:
     for level in ("token", "sequence"):
         khat, limit = (_metric_value(metrics.get(f"khat_{level}{end}")) for end in ("", "_limit"))
         if khat is not None and limit is not None and khat > limit:
-            yield f"heavy_{level}s", f"{format_number(khat)}, limit {format_number(limit)}"
+            yield f"heavy_{level}s", f"Pareto k-hat {format_number(khat)}, limit {format_number(limit)}"
     for name in run.overall.corrections:
         kept = run.groups.corrections.get(name, {}).get("kept_tokens")
         empty = [step for step, left in zip(run.groups.labels, kept.value if kept else (), strict=False) if left == 0]
         if empty:
-            yield "nothing_left", f"{name}: {len(empty)} of {len(run.groups.labels)}, first {format_label(empty[0])}"
+            yield (
+                "nothing_left",
+                f"{name}: {len(empty)} of {len(run.groups.labels)} steps, the first is step {format_label(empty[0])}",
+            )
     for name, values in run.overall.corrections.items():
         share = _metric_value(values.get("rejected_tokens"))
         if share is not None and share > MANY_REJECTED:

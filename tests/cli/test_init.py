@@ -100,7 +100,10 @@ def test_init_finds_file_and_line_of_a_checkout(checkout: Path) -> None:
     assert f"{trainer}:3, after `self.global_steps = 0`" in printed
     assert f"{trainer}:7, before `if (`" in printed
     trainer.write_text("class RayPPOTrainer:\n    pass\n")
-    assert "the insertion point is not in this version" in run("init", "verl", "--root", checkout, code=0).stdout
+    assert (
+        "this version does not contain the line at which the code belongs"
+        in run("init", "verl", "--root", checkout, code=0).stdout
+    )
     assert "not found here" in run("init", "verl", "--root", checkout / "verl", code=0).stdout
 
 
@@ -134,7 +137,7 @@ def test_a_failed_patch_changes_no_file(checkout: Path) -> None:
     broken = checkout / "verl/trainer/ppo/v1/trainer_base.py"
     broken.write_text("class PPOTrainer:\n    pass\n")
     done = run("init", "verl", "--write", "--root", checkout, code=2)
-    assert "trainer_base.py: this file lacks the line" in done.stderr
+    assert "trainer_base.py: this file does not contain the line" in done.stderr
     assert (checkout / "verl/trainer/ppo/ray_trainer.py").read_text() == SOURCES["verl/trainer/ppo/ray_trainer.py"]
 
 
@@ -164,11 +167,12 @@ def test_a_separate_module_is_created(tmp_path: Path) -> None:
     ("words", "says"),
     [
         ("init trl --write", "pass this file with --patch FILE"),
-        ("init trl --patch other.py", "this file lacks the line at which"),
+        ("init trl --patch other.py", "this file does not contain the lines at which the code is inserted"),
         ("init trl --patch latin.py", "expected a Python file in UTF-8"),
-        ("init trl --patch absent/x.py", "lacks the line at which"),
+        ("init trl --patch absent/x.py", "the file does not exist; check the path"),
         ("init trl --gitlab", "only work with: mismatchctl init ci"),
         ("init verl --write --root .", "ray_trainer.py: not found"),
+        ("init verl --root absent", "--root absent: the folder does not exist; check the path"),
     ],
 )
 def test_unpatchable_files_give_one_sentence(

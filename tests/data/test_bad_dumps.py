@@ -39,10 +39,10 @@ BAD_ROWS = [
     (TRAIN, [-1, -2, np.inf], "infinite", "value is inf at token 2"),
     (ROLLOUT, [-np.inf, -2, -3], "infinite", "value is -inf at token 0"),
     (TRAIN, [-1, 0.002, -3], "log-prob above 0", "must not be above 0, found 0.002, at token 1"),
-    (ROLLOUT, [-1, None, -3], "null element", "the value of a valid token is null at token 1"),
+    (ROLLOUT, [-1, None, -3], "null element", "expected a number, found null at token 1"),
     (ROLLOUT, None, "null list", "the list is null"),
     (TRAIN, None, "null list", "the list is null"),
-    (TRAIN, [-1, -2], "length differs", "has 2 elements and rollout_log_probs has 3"),
+    (TRAIN, [-1, -2], "length differs", "expected 3 elements as in rollout_log_probs, found 2"),
     ("current_log_probs", [-1, np.nan, -3], "NaN", "nan at token 1"),
     ("current_log_probs", [-1, -2], "length differs", "2 elements"),
     ("current_log_probs", [3, -2, -1], "log-prob above 0", "3"),
@@ -51,7 +51,7 @@ BAD_ROWS = [
     (MASK, [1, None, 1], "mask is not 0 or 1", "found null at token 1"),
     (MASK, [1, np.nan, 1], "mask is not 0 or 1", "found nan at token 1"),
     (MASK, None, "null list", "the list is null"),
-    (MASK, [1], "length differs", "1 elements"),
+    (MASK, [1], "length differs", "found 1"),
 ]
 
 
@@ -88,7 +88,7 @@ def test_bad_values_are_reported_with_their_place(tmp_path, column, bad, reason,
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"), [([-1, -2], "has 2 elements and rollout_log_probs has 3"), (None, "is null")]
+    ("bad", "words"), [([-1, -2], "expected 3 elements as in rollout_log_probs, found 2"), (None, "is null")]
 )
 @pytest.mark.parametrize("column", [TRAIN, MASK, "current_log_probs", "advantages"])
 def test_unreadable_rows_are_not_converted(tmp_path, column, bad, words):
@@ -341,7 +341,9 @@ def test_dumps_without_valid_tokens_are_refused(tmp_path):
 def test_the_first_bad_row_is_named_if_no_row_remains(tmp_path):
     """A message about the mask would mislead."""
     path = write(tmp_path / "a.parquet", wide((2, 2), **{MASK: [[1], [1, 1, 1]]}))
-    with pytest.raises(DataError, match=r"row 0, column response_mask: the list has 1 elements.*no valid token"):
+    with pytest.raises(
+        DataError, match=r"row 0, column response_mask: expected . elements as in .*, found 1.*no valid token"
+    ):
         analyze([path], [], on_bad="skip")
     (findings,) = diagnose([path]).runs.values()
     assert [finding.cause for finding in findings] == ["length_mismatch"]

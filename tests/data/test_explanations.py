@@ -86,13 +86,16 @@ def test_faults_of_all_rows_are_reported_for_the_column(
         (lambda r, t: (exp(r[:30]) + r[30:], t), "row 0, column rollout_log_probs: log-probs must not be above 0"),
         (
             lambda r, t: (r, [[*x, *[-1.0] * (n % 3)] for n, x in enumerate(t)]),
-            "row 1, column train_log_probs: the list has",
+            "row 1, column train_log_probs: expected ",
         ),
         (
             lambda r, t: (r, [[*x, *[-1.0] * (n % 2)] for n, x in enumerate(t)]),
             "in 32 rows of unequal length, train_log_probs is always 1 element longer and the lists agree from the",
         ),
-        (lambda r, t: (r, [*t[:-1], [*t[-1], -1.0]]), "row 63, column train_log_probs: the list has 10 elements"),
+        (
+            lambda r, t: (r, [*t[:-1], [*t[-1], -1.0]]),
+            "row 63, column train_log_probs: expected 9 elements as in rollout_log_probs, found 10",
+        ),
         (lambda r, t: (r, [[*t[0][:-1], np.nan], *t[1:]]), "leave these tokens out with on_bad='mask'"),
     ],
 )

@@ -80,7 +80,13 @@ def test_missing_long_columns_are_named(tmp_path):
     columns = long([1, 1], [0, 1])
     columns["pos"] = columns.pop("position")
     path = write(tmp_path / "a.parquet", columns)
-    refuse(path, path, "missing required column position of the long layout", "columns={'position': 'NAME'}", "pos")
+    refuse(
+        path,
+        path,
+        "missing required column position, which a file with one row per token needs",
+        "columns={'position': 'NAME'}",
+        "pos",
+    )
     assert len(read(path, rename={"position": "pos"})["rollout"]) == 1
 
 

@@ -82,9 +82,8 @@ def advice_notes(
     """Return notes on how far the advice can be trusted."""
     first = candidate_label(choice.first)
     notes = [
-        "the errors are estimated from a surrogate gradient of one update, with the best step size for each "
-        "correction. "
-        "They cannot predict a collapse of the training"
+        "the errors are estimates for the gradient of one update, with the best step size for each correction. They "
+        "cannot predict a collapse of the training"
     ]
     if sample.token_ids is None:
         notes.append("the dump lacks token_ids. Ranks of probabilities replace the ids, so the advice is less reliable")

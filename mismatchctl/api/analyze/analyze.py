@@ -755,7 +755,10 @@ def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedS
     logged = replays[0]
     result.provenance.framework = framework.title
     result.provenance.replay = logged.options.given
-    result.warnings += [f"{framework.title} does not replay {name}: {why}" for name, why in logged.refused.items()]
+    result.warnings += [
+        f"{name}: {framework.title} cannot apply this correction ({why.removeprefix(f'{name}: ')})"
+        for name, why in logged.refused.items()
+    ]
     result.warnings += [
         f"{framework.title} logs {name}, which is not computed: it needs {needed}"
         for name, needed in logged.unavailable.items()

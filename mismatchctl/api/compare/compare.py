@@ -100,7 +100,9 @@ def _read_sources(
         ]
     if len(sources) < 2:
         raise DataError(
-            "compare needs two runs, found one", file=sources[0].path, remedy="pass a second dump or Result"
+            "compare needs two runs, found one",
+            file=sources[0].path,
+            remedy="pass a second dump, or a result file of analyze",
         )
     first, *others = _assign_names(sources)
     warnings += prompt_notes(source.run for source in (first, *others))

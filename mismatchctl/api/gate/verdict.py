@@ -184,6 +184,8 @@ def check_name(check: Check) -> str:
     if check.allowance:
         allowed = check.allowance.replace("+", " + ")
         return f"{label} within {allowed} of baseline{_place_text(check)}"
+    if check.metric == "bitwise_all" and check.place == "overall":  # 0 or 1
+        return "all log-probs identical" if check.kind in LOWER_KINDS else "not all log-probs identical"
     side = "at least" if check.kind in LOWER_KINDS else "at most"
     bound = "" if check.limit is None else f" {side} {_plain_number(check.limit, check.unit)}"
     return f"{label}{bound}{_place_text(check)}"

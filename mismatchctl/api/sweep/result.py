@@ -347,9 +347,12 @@ def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
     found: dict[str, Sequence[Prediction]] = {}
     for forecast in sweep.forecasts:
         if forecast.run == run:
-            place = sweep.place(forecast.correction, forecast.point)
-            values = ", ".join(f"{path} {format_threshold(value)}" for path, value in place.items())
-            found[f"{forecast.correction}: {values}"] = forecast.predictions
+            study = next(each for each in sweep.studies if each.name == forecast.correction)
+            title = f"{study.name}: {format_point(study, forecast.point)}"
+            if title in found:  # the thresholds differ by less than the digits of the label
+                place = sweep.place(forecast.correction, forecast.point)
+                title += f" ({', '.join(map(format_threshold, place.values()))})"
+            found[title] = forecast.predictions
     return found
 
 
@@ -389,7 +392,9 @@ def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
     summaries = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
     found = "; ".join(filter(None, summaries))
     sentences = [
-        f"At its cheapest, {found}." if found else "No point has values of all metrics, so there is no Pareto front."
+        f"The point of each correction that rejects least: {found}."
+        if found
+        else "No point has values of all metrics, so there is no Pareto front."
     ]
     for (key, wanted), chosen in group_by_target([target for target in sweep.targets if target.run == run]).items():
         met = [_describe_target(target) for target in chosen if target.status.startswith(("ok", MET_EVERYWHERE))]
@@ -415,7 +420,7 @@ def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
     gain = f"ESS {format_number(row['ess_token'], 'fraction')}"
     if study.correction.weight is not None:
         gain += f", changes the mean weight by {format_number(row['weight_bias'], 'ratio')}"
-    return f"{study.name} with {format_point(study, row['point'])} {cost} ({gain})"
+    return f"{study.name} ({format_point(study, row['point'])}) {cost} ({gain})"
 
 
 def thin_rows(rows: Sequence[Item], most: int) -> list[Item]:

@@ -73,7 +73,9 @@ class ThresholdAxis:
     ) -> ThresholdAxis:
         """Return an axis of `number` values from `low` to `high`, spaced linearly or geometrically."""
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
-            raise ConfigError(f"{where}: a range needs two different finite ends and 2 to {MAX_POINTS:,} values")
+            raise ConfigError(
+                f"{where}: a range needs a start, another end and a count from 2 to {MAX_POINTS:,}, as in 1.1:4:30"
+            )
         if log and min(low, high) <= 0:
             raise ConfigError(f"{where}: a range on a log scale needs ends above 0")
         spaced = np.geomspace(low, high, number) if log else np.linspace(low, high, number)
@@ -247,7 +249,7 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
             if part not in holder:
                 known = [name for name in holder if name not in _FIXED_FIELDS]
                 hint = suggestion(part, known) or f"; it is one of {', '.join(known)}"
-                raise ConfigError(f"{where}: {path} is not a field of a correction; unknown key {part!r}{hint}")
+                raise ConfigError(f"{where}: {path}: a correction has no field {part!r}{hint}")
             key = part
         else:
             missing = "the correction has no weight rule" if so_far == "weight" else f"{so_far} is not set"

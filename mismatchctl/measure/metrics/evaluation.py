@@ -177,14 +177,19 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
             metric,
             key=pair.key(metric.key),
             title=f"{pair.title}: {metric.title}",
-            definition=f"{metric.key} with x = {pair.policy} minus {pair.reference} "
-            f"({pair.policy} for train, {pair.reference} for rollout)",
-            meaning=f"{metric.key} of {pair.meaning}.",
+            definition=f"{metric.key} with x = {pair.policy} minus {pair.reference} ({_describe_substitution(pair)})",
+            meaning=f"The same as {metric.key}, but for {pair.meaning}.",
             measure=metric.measure and replace(metric.measure, basis=pair.source),
         )
         for metric in (*PAIR_METRICS, RATIO_Z)
     )
     return own + SPLITS.get(pair.name, ())
+
+
+def _describe_substitution(pair: Pair) -> str:
+    """Say which side of the mismatch each policy of a pair replaces in the definitions."""
+    sides = ((pair.policy, "train"), (pair.reference, "rollout"))
+    return " and ".join(f"{policy} instead of {side}" for policy, side in sides if policy != side)
 
 
 def other_metrics() -> tuple[Metric, ...]:

@@ -66,7 +66,7 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
     if advice.growth is not None:
         rows.append(("trend", f"K3 grew {advice.growth:.3g}x within this dump: repeat the advice on its last steps"))
     size = f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"
-    yield doc.Facts([*rows, ("data", f"{advice.severity} mismatch; {size}")])
+    yield doc.Facts([*rows, ("data", f"mismatch class {advice.severity} (by ESS); {size}")])
 
 
 def _config_part(advice: api.RunAdvice) -> doc.Code:
@@ -116,7 +116,9 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
     for own in filter(None, (advice.advice[0], advice.runner_up)):
         config = own.config if advice.framework else own.correction
         if config and own.name != "none":
-            name = f"{own.name}{f' for {advice.framework}' if advice.framework else ''}:"
+            name = (
+                f"{own.name} as {f'configuration of {advice.framework}' if advice.framework else 'a correction file'}:"
+            )
             section.add(doc.Code(name, dump_yaml(config), reach=doc.TERMINAL_AND_PAGE))
     return section
 
@@ -130,7 +132,8 @@ def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
     behind = next((own for own in others if not own.ties), None)
     if behind is not None and first.mse:
         worse, best = (api.candidate_label(own.name) for own in (behind, first))
-        yield f"{worse} has {behind.mse / first.mse:.3g} times the error of {best}: {behind.why}"
+        reason = "" if first.name == "none" else f": {behind.why}"  # `why` compares with no correction
+        yield f"{worse} has {behind.mse / first.mse:.3g} times the error of {best}{reason}"
 
 
 def _ranking_table(advice: api.RunAdvice) -> doc.Table:
@@ -145,7 +148,8 @@ def _ranking_table(advice: api.RunAdvice) -> doc.Table:
                    description="part of the error that more data removes"),
         doc.Column("rejected", lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0", drop=0,
                    description="rejected share of the tokens"),
-        doc.Column("loss scale", lambda own: f"{own.loss_scale:.3g}", drop=1, description="factor of the loss"),
+        doc.Column("loss scale", lambda own: f"{own.loss_scale:.3g}", drop=1,
+                   description="factor by which the correction scales the loss"),
         doc.Column("ESS", lambda own: f"{own.ess:.2f}", drop=1, description="effective sample size of tokens"),
         doc.Column("why", "why", "prose", 6),
     ]  # fmt: skip

@@ -74,7 +74,7 @@ def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
     head = replace(tables.runs_headline(page.judged, calm_title(page.judged), "analyze"), facts=_size_facts(result))
     made = doc.Document(head, version=origin.version)
     warnings = [doc.Note(note, "alarm") for note in summary.list_notes(result)]
-    note = f"{len(warnings)}: {tables.cut(warnings[0].text, tables.ADVICE_LENGTH)}" if warnings else ""
+    note = f"{len(warnings)}" if warnings else ""
     made.add(
         replace(_runs_section(result, page.judged), terminal=True) if page.several else None,
         page.answer(), *page.corrections(), page.trend(), page.where(), page.causes(),
@@ -167,7 +167,8 @@ def _cause_rows(cause: Finding, findings: Sequence[Finding]) -> Iterator[_Row]:
         rivals = (summary.lower_first(rival_text(rival)) for rival in cause.rivals[:1])
         yield "cause", "; possibly ".join(("unknown", *rivals))
     elif cause.cause in HARMLESS_CAUSES:
-        yield "cause", f"{summary.lower_first(cause.title)} ({sure})"
+        doubt = "" if cause.confidence == "high" else "possibly "
+        yield "cause", f"{doubt}{summary.lower_first(cause.title)} ({sure})"
     else:
         yield "cause", f"{tables.cut(cause.summary.rstrip('.'), tables.SUMMARY_LENGTH)} ({sure})"
     if cause.cause not in HARMLESS_CAUSES:
@@ -362,8 +363,8 @@ class _PageBuilder:
         for run, found in shown.items():
             ess = found.overall.corrections.get(name, {}).get("ess_token", NOT_RECORDED).value
             if ess is not None:
-                classes.append(f"{f'{run} ' if self.several else ''}{classify_severity(ess)} ({percent(ess)})")
-        return f"Severity class, by the ESS with token weights up to 2: {', '.join(classes)}." if classes else ""
+                classes.append(f"{f'{run} ' if self.several else ''}{classify_severity(ess)}, ESS {percent(ess)}")
+        return f"Severity class of the mismatch: {', '.join(classes)} with token weights up to 2." if classes else ""
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         yield self.draw(index, "corrections")

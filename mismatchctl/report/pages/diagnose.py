@@ -125,7 +125,7 @@ def _finding_lines(finding: Finding, *, brief: bool = False) -> Iterator[_Row]:
     yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
         facts = (fact for fact in finding.evidence if fact.supports == supports and not brief)
-        yield from doc.add_heading(heading, (f"{fact.meaning}: {fact.name} {format_fact(fact)}" for fact in facts))
+        yield from doc.add_heading(heading, (f"{fact.name} {format_fact(fact)}: {fact.meaning}" for fact in facts))
     if finding.where and not brief:
         yield "where", "; ".join(f"{key}: {value}" for key, value in finding.where.items())
     most = 1 if brief else None
