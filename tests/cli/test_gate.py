@@ -268,7 +268,7 @@ def test_notes_appear_in_every_report_format(places: dict[str, Path], tmp_path: 
         ("{same} --rule k3:max=1e-6", "FAIL   K3 is 0.0013 nats/token (max 1e-6)"),
         ("{worse} --baseline {baseline} --rule k3:increase=5%,per=step --rule k2:max=9,per=step", "FAIL   K3 in step "),
         ("{equal} --baseline {baseline}", "FAIL   all log-probs are bit-identical, as if one column was saved twice"),
-        ("{equal} --expect-bitwise", "OK     bitwise_all at least 1"),
+        ("{equal} --expect-bitwise", "OK     all log-probs identical"),
         ("{same} --expect-bitwise", "FAIL   not all log-probs are bit-identical: 1,9"),
     ],
 )
