@@ -259,7 +259,7 @@ def test_a_bitwise_baseline_requires_a_bitwise_dump(tmp_path: Path) -> None:
     same, other, place = write_rows(tmp_path / "a", scale=0), write_rows(tmp_path / "b", seed=1), tmp_path / "base.json"
     assert run("gate", same, "--save-baseline", place, "--accept", "-q")[0] == 0
     code, words = run("gate", write_rows(tmp_path / "c", scale=0, seed=2), "--baseline", place)
-    assert code == 0 and "bitwise_all at least 1 passed" in words
+    assert code == 0 and "all log-probs identical passed" in words
     assert "the baseline is bit-identical, so every token of the dump must be bit-identical too" in words
     assert run("gate", other, "--baseline", place)[0] == 3
     assert run("gate", other, "--save-baseline", place, "--accept", "-q")[0] == 0
