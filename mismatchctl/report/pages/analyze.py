@@ -363,7 +363,7 @@ class _PageBuilder:
         for run, found in shown.items():
             ess = found.overall.corrections.get(name, {}).get("ess_token", NOT_RECORDED).value
             if ess is not None:
-                classes.append(f"{f'{run} ' if self.several else ''}{classify_severity(ess)}, ESS {percent(ess)}")
+                classes.append(f"{f'{run} ' if self.several else ''}{classify_severity(ess)} (ESS {percent(ess)})")
         return f"Severity class of the mismatch: {', '.join(classes)} with token weights up to 2." if classes else ""
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
