@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import mismatchctl as mm
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.config_files import is_same, write_keys
@@ -146,6 +147,15 @@ def test_every_logged_name_has_a_meaning_and_every_meaning_is_logged(name: str) 
     assert logged <= set(meant)
     assert set(meant) - logged <= {"actor/train_infer_segment_diff_mask_mean@sum"}  # a filter without golden numbers
     assert find_meanings(sorted(logged)[0])
+
+
+@pytest.mark.parametrize("name", ADAPTER_MODULES)
+def test_a_step_without_valid_tokens_gives_no_traceback(name: str) -> None:
+    policy, advantages = [[-1.0, -2.0], [-1.0, -0.5], [], []], [[1.0, -1.0], [1.0, 1.0], [], []]
+    columns = {"rollout_log_probs": policy, "train_log_probs": policy, "current_log_probs": policy}
+    dump = {**columns, "advantages": advantages, "step": [0, 0, 1, 1]}
+    result = mm.analyze(dump, framework=name, corrections=["token_tis"], findings=False)
+    assert next(iter(result.runs.values())).groups.labels == [0, 1]
 
 
 def test_the_registry_matches_the_adapters() -> None:
