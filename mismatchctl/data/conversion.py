@@ -97,13 +97,18 @@ class JoinedColumns:
             with self._explain(f"the type of {name} is not {COLUMN_TYPES[name]}"):
                 values = self._table[self.columns[name]].take(places).to_pylist()
                 column = pa.array(values, COLUMN_TYPES[name])
+            per_token = name in TOKEN_COLUMNS
             for row, (value, length) in enumerate(zip(values, lengths, strict=True)):
-                if name not in TOKEN_COLUMNS or (value is None and name in PARTIAL_COLUMNS):
+                if not pa.types.is_list(column.type) or (value is None and (name in PARTIAL_COLUMNS or not per_token)):
                     continue
-                if value is None or len(value) != length or None in value:
-                    have = "no list" if value is None else "nulls" if None in value else f"{len(value)} values"
+                is_row = isinstance(value, list)  # pyarrow also converts bytes to lists of integers
+                if not is_row or None in value or (per_token and len(value) != length):
+                    have = "no list" if not is_row else "nulls" if None in value else f"{len(value)} values"
                     which = f"sequence {batch['sequence_id'][row]}, which has {length} tokens"
-                    problem, remedy = f"{self._place} has {have} for {which}", "write one value per response token"
+                    problem = f"{self._place} has {have} for {which}"
+                    remedy = (
+                        "write one value per response token" if per_token else "write the ids of the prompt's tokens"
+                    )
                     raise DataError(problem, file=str(path), column=name, remedy=f"{remedy} in the joined column")
             batch = batch.append_column(pa.field(name, column.type, nullable=name not in NEEDED_COLUMNS), column)
         return batch

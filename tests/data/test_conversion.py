@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.data.conversion import convert_dump
+from mismatchctl.errors import DataError
 from tests.cli.command import run
 from tests.paths import FIXTURES, ROOT
 
@@ -262,6 +263,22 @@ def test_columns_are_joined_to_rows_without_a_step(tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     run("convert", tmp_path / "dump.parquet", out, "--join", tmp_path / "more.parquet", code=0)
     assert pq.read_table(out)["prompt_id"].to_pylist() == ["p", "q"]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("token_ids", [b"\xff\xfe", b"\x01"], "has no list for sequence a, which has 2 tokens"),
+        ("prompt_token_ids", [[1, None], [2]], "has nulls for sequence a"),
+        ("prompt_token_ids", [b"\xff\xfe", None], "has no list for sequence a"),
+    ],
+)
+def test_joined_lists_contain_numbers(column: str, values: list[Any], says: str, tmp_path: Path) -> None:
+    sides = {side: [[-1.0, -2.0], [-1.0]] for side in ("rollout_log_probs", "train_log_probs")}
+    pq.write_table(pa.table({"sequence_id": ["a", "b"], **sides}), tmp_path / "dump.parquet")
+    pq.write_table(pa.table({"sequence_id": ["a", "b"], column: values}), tmp_path / "more.parquet")
+    with pytest.raises(DataError, match=says):
+        convert_dump(tmp_path / "dump.parquet", tmp_path / "out.parquet", join=tmp_path / "more.parquet")
 
 
 def test_rollouts_need_joined_train_log_probs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
