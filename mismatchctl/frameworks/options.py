@@ -18,7 +18,7 @@ from mismatchctl.core.losses import Array, LossTerm, sum_terms
 from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import (
     REPLAY_DEFAULTS,
     Adapter,
@@ -379,13 +379,7 @@ class PlainFramework(Framework):
         """Compute a step as one batch on one rank."""
         run = self.configure(table, correction, options.dtype)
         with np.errstate(all="ignore"):
-            try:
-                logged = self.metrics(run)
-            except ValueError:  # a maximum of no values
-                if run.tokens:
-                    raise
-                problem = "response_mask must contain at least one valid token (1)"
-                raise DataError(problem, column="response_mask") from None
+            logged = self.metrics(run)
             if run.has_loss and self.loss_key is not None:
                 logged[self.loss_key] = sum_terms(self.terms(run))[0]
             by_row = run.step.by_row

@@ -211,6 +211,8 @@ class SkyRl(PlainFramework):
         rows = len(run.step)
         ratio = exp(run.d.clip(-20, 20)).astype(np.float64)
         padded = np.concatenate([ratio, np.zeros(rows * run.width - run.tokens)])
+        if not len(padded):
+            raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
         mean = run.mean(ratio)
         logged = {
             "is_ratio_mean": mean,
