@@ -421,7 +421,8 @@ def findings_status(findings: Sequence[Finding]) -> RunStatus:
 def describe_cause(cause: Finding) -> str:
     """Return the title of a cause. Add the share of K3 if other causes also have a large share."""
     share = cause.share_k3
-    title = cause.title if cause.confidence == "high" else f"probably {lower_first(cause.title)}"
+    likely = cause.confidence != "high" and cause.cause != "unexplained"
+    title = f"probably {lower_first(cause.title)}" if likely else cause.title
     return title if share is None or share >= _NEARLY_ALL else f"{title} ({percent(share)} of K3)"
 
 

@@ -158,7 +158,8 @@ def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
     try:
         rule = Rule.model_validate(dict(data))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {explain_error(error, Rule)}") from None
+        hint = "" if "metric" in data else ". Write a rule such as {metric: k3, max: 0.01}"
+        raise ConfigError(f"{where}: {explain_error(error, Rule)}{hint}") from None
     rule = rule.model_copy(update={"metric": canonical_name(rule.metric)})
     try:
         metric = find_target(

@@ -631,8 +631,8 @@ def detect_engine_state(case: Case) -> Detection | None:
         else f"{'all samples of some prompts' if by_prompt else f'{percent(share)} of the rows'}, from a position on"
     )
     proof = (
-        f". The text was not changed after sampling, because E[ratio] of these tokens is {mean:.2g} and would then be "
-        "far above 1"
+        f". E[ratio] of these tokens is {mean:.2g}. If the text had been changed after sampling, E[ratio] would be far "
+        "above 1"
     )
     rivals = {"edited_response": "check whether the two sides have the same token_ids in these rows"}
     if not at_limit:

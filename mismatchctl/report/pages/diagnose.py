@@ -120,12 +120,18 @@ def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.
     )  # fmt: skip
 
 
+def _describe_fact(fact: Fact) -> str:
+    """Describe a fact. A meaning such as `E[ratio]: 1 if the tokens were sampled` ends with the expected value."""
+    meaning, _, expected = fact.meaning.partition(": ")
+    return f"{fact.name} {format_fact(fact)}: {meaning}{f' ({expected})' if expected else ''}"
+
+
 def _finding_lines(finding: Finding, *, brief: bool = False) -> Iterator[_Row]:
     """Yield the lines of a finding. `brief` leaves out the evidence, and all examples and rivals but the first."""
     yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
         facts = (fact for fact in finding.evidence if fact.supports == supports and not brief)
-        yield from doc.add_heading(heading, (f"{fact.name} {format_fact(fact)}: {fact.meaning}" for fact in facts))
+        yield from doc.add_heading(heading, map(_describe_fact, facts))
     if finding.where and not brief:
         yield "where", "; ".join(f"{key}: {value}" for key, value in finding.where.items())
     most = 1 if brief else None
