@@ -556,12 +556,18 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
     starts = turns[:-1]
     sequence = np.searchsorted(offsets, starts, side="right") - 1
     in_order = np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1
-    number = in_order if turn_numbers is None else turn_numbers[starts]
     columns = {name: values[sequence] for name, values in batch.columns.items() if name != "sequence_id"}
-    columns |= {TURN_COLUMN: number, "prompt_id": cluster_hashes(batch)[sequence]}
+    columns[TURN_COLUMN] = in_order if turn_numbers is None else turn_numbers[starts]
+    columns["prompt_id"] = cluster_hashes(batch)[sequence]
+    impossible, near = batch.impossible, batch.impossible_near
+    if impossible is not None and near is not None:  # in a turn of the column, such a token follows another token
+        before = np.append(np.where(in_order > 1, near[starts, 2], 0), 0)
+        own = np.where(np.append(in_order[1:], 1) > 1, before[1:], impossible[sequence]) - before[:-1]
+        impossible = near[starts, 1] if turn_numbers is None else own
     return replace(
-        batch, segments=Segments(turns), columns=columns, file=batch.file[sequence], rows=batch.rows[sequence]
-    )
+        batch, segments=Segments(turns), columns=columns, file=batch.file[sequence], rows=batch.rows[sequence],
+        trims={gate: values[sequence] for gate, values in batch.trims.items()}, impossible=impossible,
+    )  # fmt: skip
 
 
 GateSums = dict[str, Float64s]
