@@ -61,10 +61,10 @@ def by_severity(judged: Mapping[str, RunStatus]) -> list[str]:
     return sorted(judged, key=lambda name: STATUSES.index(judged[name].status))
 
 
-def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = "", what: str = "attention") -> Headline:
+def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = "") -> Headline:
     """Return the answer of the only run after its name, or the number of runs that need attention."""
     worst, bad = by_severity(judged)[0], sum(one.status != "OK" for one in judged.values())
-    title = f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} {what}" if bad else calm
+    title = f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} attention" if bad else calm
     title = f"{worst}: {judged[worst].text}" if len(judged) == 1 else title
     return Headline(title, subtitle=subtitle, status=judged[worst].status)
 

@@ -33,8 +33,7 @@ def _judge(found: Mapping[str, api.RunAdvice]) -> dict[str, RunStatus]:
 
 
 def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
-    what = "a fix or a correction"
-    head = runs_headline(judged, f"0 of {len(judged)} runs need {what}", "advise", what)
+    head = runs_headline(judged, f"0 of {len(judged)} runs need attention", "advise")
     head.title = head.title.removeprefix(": ")  # tables in memory have no name
     return head
 

@@ -119,7 +119,7 @@ def document(verdict: api.Verdict) -> doc.Document:
     made.add(notes)
     for place, ((run, rule), checks) in enumerate(api.group_by_rule(verdict.checks)):
         shown, hidden = api.select_checks(checks)
-        section = doc.Section(rule, f"gate-{place}", note=run if several else "")
+        section = doc.Section(f"{run}: {rule}" if several else rule, f"gate-{place}")
         section.add(*map(_check_card, shown))
         section.add(doc.Note(f"and {hidden} more: {api.count_outcomes(checks)} in all") if hidden else None)
         made.add(section)
