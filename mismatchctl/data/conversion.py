@@ -185,7 +185,8 @@ def _remove_nulls(batch: pa.RecordBatch, file: DumpFile) -> pa.RecordBatch:
         if field.name in file.columns and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             if column.flatten().null_count:
                 raise DataError("a list contains nulls", file=file.path, column=field.name, remedy=_REMEDY)
-            kind = pa.list_(pa.field("element", kind.value_type, nullable=False))
+            empty = pa.types.is_null(kind.value_type)  # all lists are empty, and such a field must be nullable
+            kind = pa.list_(pa.field("element", kind.value_type, nullable=empty))
             column = column.cast(kind)
         fields.append(pa.field(field.name, kind, nullable=field.nullable))
         columns.append(column)

@@ -281,6 +281,18 @@ def test_joined_lists_contain_numbers(column: str, values: list[Any], says: str,
         convert_dump(tmp_path / "dump.parquet", tmp_path / "out.parquet", join=tmp_path / "more.parquet")
 
 
+def test_empty_lists_without_a_type_are_converted(tmp_path: Path) -> None:
+    lists = [[-1.0], [-2.0]]
+    pq.write_table(
+        pa.table({"rollout_log_probs": lists, "train_log_probs": lists, "token_ids": [[], []]}), tmp_path / "a.parquet"
+    )
+    pq.write_table(pa.table({"rollout_log_probs": [[]], "train_log_probs": [[]]}), tmp_path / "b.parquet")
+    for name in ("a", "b"):
+        convert_dump(tmp_path / f"{name}.parquet", tmp_path / "out.parquet")
+        converted, given = (pq.read_table(tmp_path / f"{file}.parquet").to_pylist() for file in ("out", name))
+        assert converted == given
+
+
 def test_rollouts_need_joined_train_log_probs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
