@@ -218,7 +218,7 @@ const drawFigure = (figure, width) => {
   const labels = ends ? marks.filter((mark) => mark.color !== -1).map((mark) => mark.name) : [];
   const few = labels.length <= 10 && width > 560;
   const low = Number(figure.dataset.height) || (wide ? 330 : 250);
-  const left = band("y") ? long(domains[1]) : spec.x.named ? 66 : 57;
+  const left = band("y") ? long(domains[1]) : spec.x.named ? 66 : 60;
   const ticks = spec.x.named ? Math.max(...spec.x.ticks.map(([, text]) => text.length)) * 4.4 : 20;
   const right = ends && few && labels.length ? long(labels) : Math.max(20, ticks);
   const inner = width - left - right;
