@@ -73,6 +73,7 @@ const scale = (axis, domain, wide, room) => {
   const options = { type: axis.scale === "band" ? "band" : axis.scale ?? "linear", label: axis.label || null, labelArrow: "none", tickSize: 0 };
   if (axis.scale === "band") return { ...options, domain, tickFormat: (text) => inLines(text, charactersIn(room)) };
   Object.assign(options, { domain, grid: true, nice: false, tickFormat: (value) => formatted(axis, value), ticks: Math.max(2, Math.min(wide ? 10 : 5, Math.floor(room / 75))) });
+  if (axis.label === "step") options.ticks = Math.min(options.ticks, Math.max(Math.floor(domain[1] - domain[0]), 2)); // no half steps
   if (axis.scale === "symlog") options.constant = axis.linear_to;
   if (axis.scale === "log") options.ticks = logTicks(domain);
   const places = Array.isArray(options.ticks) ? options.ticks : d3.ticks(...domain, options.ticks);
