@@ -115,9 +115,8 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
     for own in filter(None, (advice.advice[0], advice.runner_up)):
         config = own.config if advice.framework else own.correction
         if config and own.name != "none":
-            name = (
-                f"{own.name} as {f'configuration of {advice.framework}' if advice.framework else 'a correction file'}:"
-            )
+            form = f"configuration of {advice.framework}" if advice.framework else "a correction file"
+            name = f"{own.name} as {form}:"
             section.add(doc.Code(name, dump_yaml(config), reach=doc.TERMINAL_AND_PAGE))
     return section
 

@@ -33,11 +33,8 @@ def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole:
     groups = sorted(kinds.values(), key=lambda alike: alike[0].sound)
     shown = groups if whole else groups[: _SHOWN_GROUPS if bad else 1]
     section = Section("", "files").add(*(_file_card(alike, whole=whole) for alike in shown))
-    section.add(
-        Note(f"{format_count(len(groups) - len(shown), 'more kind')} of files: -v")
-        if len(shown) < len(groups)
-        else None
-    )
+    more = format_count(len(groups) - len(shown), "more kind")
+    section.add(Note(f"{more} of files: -v") if len(shown) < len(groups) else None)
     doc.commands = [*([] if whole else [("Details", "-v")]), *([] if bad else [("Next", following)])]
     return doc.add(section)
 
