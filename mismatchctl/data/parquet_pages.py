@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +12,11 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.machine_code import CompiledLoop
 from mismatchctl.io.parquet_footer import CompactReader
+
+try:
+    from isal.isal_zlib import crc32
+except ImportError:  # isal is not available for this machine
+    from zlib import crc32
 
 Bytes = NDArray[np.uint8]
 

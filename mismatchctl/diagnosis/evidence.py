@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
+from mismatchctl.core.machine_code import CompiledLoop, compiled_loops_in_use
 from mismatchctl.data.blocks import PIECE_TOKENS, Rows
 from mismatchctl.data.problems import LengthMismatch
 from mismatchctl.diagnosis.content import SequenceHashes
 from mismatchctl.measure.sums import Hashes, merge_parts, mix_hashes
 
+sum_level_terms = CompiledLoop("mismatchctl.measure.kernels.loops", "sum_level_terms")
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
 """Tokens of a run's sample: a share of the dump within bounds."""
 MAX_PLACES = 3
@@ -155,12 +157,9 @@ def _gather_run(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], si
 
 
 def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction]) -> Evidence:
-    rollout, train = (  # the difference of close float32 is exact
-        values.astype(np.float32) if values.dtype.itemsize < 4 else values for values in (rows.rollout, rows.train)
-    )
     return Evidence(
         tallies={name: found for flag in flags for name, found in flag(rows).items() if found.tokens},
-        cells=sum_levels(rows, rollout, train, rows.mask, ("", LAG_COLUMN, "worker", *by)),
+        cells=sum_levels(rows, rows.rollout, rows.train, rows.mask, ("", LAG_COLUMN, "worker", *by)),
         tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),
     )
@@ -215,15 +214,17 @@ def _compute_level_terms(
     segments: Segments, rollout: Floats, train: Floats, sound: Bools
 ) -> tuple[Ints, Float64s, Float64s]:
     """Return the number of tokens, the summed |log ratio| and the summed probability of each sequence [S]."""
+    if compiled_loops_in_use():
+        kind, sums = np.result_type(rollout, train, np.float32), np.empty((len(segments), 3))
+        both = (np.ascontiguousarray(values, kind) for values in (rollout, train))
+        sum_level_terms(*both, np.ascontiguousarray(sound).view(np.uint8), segments.offsets, LEVEL_CAP, sums)
+        return sums[:, 0].astype(np.int64), sums[:, 1], sums[:, 2]
     with np.errstate(invalid="ignore", over="ignore"):
-        size, prob = train - rollout, np.minimum(train, 0.0)
-        np.abs(size, out=size), np.exp(prob, out=prob)
-    counts = segments.lengths
-    if not (sound.all() and size.max(initial=0.0) < np.inf):  # NaN fails too
-        sound = sound & np.isfinite(size)
-        size, prob = np.where(sound, size, 0.0), np.where(sound, prob, 0.0)
-        counts = segments.sum(sound).astype(np.int64)
-    return counts, segments.sum(np.minimum(size, LEVEL_CAP, out=size)), segments.sum(prob)
+        size = np.abs(np.subtract(train, rollout, dtype=np.float64))
+        prob = np.exp(np.minimum(train, 0.0, dtype=np.float64))
+    sound = sound & np.isfinite(size)
+    size, prob = np.where(sound, np.minimum(size, LEVEL_CAP), 0.0), np.where(sound, prob, 0.0)
+    return segments.sum(sound).astype(np.int64), segments.sum(size), segments.sum(prob)
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:

@@ -1,5 +1,6 @@
 """The sample that `diagnose` uses does not depend on how the dump is split."""
 
+import math
 from functools import reduce
 from itertools import pairwise
 from operator import add
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from mismatchctl.core.batch import Segments
 from mismatchctl.data.blocks import Rows
+from mismatchctl.diagnosis import evidence
 from mismatchctl.diagnosis.evidence import RowSample, _hash_rows
 
 
@@ -75,3 +77,28 @@ def test_row_hashes_depend_only_on_length_and_values() -> None:
     found, again = _hash_rows(rows).tolist(), _hash_rows(twice).tolist()
     assert len(set(found)) == 4
     assert again == [found[2], found[0], found[0], found[1], found[3]]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_level_terms_are_the_sums_of_each_sequence(kind: type, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "compiled_loops_in_use", lambda: compiled)
+    rng = np.random.default_rng(5)
+    segments = Segments.from_lengths([0, 3000, 1, 0, 40])
+    train = -rng.exponential(1.0, segments.tokens).astype(kind)
+    rollout = np.minimum(train + rng.normal(0, 0.7, segments.tokens), 0.5).astype(kind)
+    sound = rng.random(segments.tokens) < 0.8
+    train[[3, 4, 5]], rollout[[4, 6, 7]], train[[8, 9]] = (
+        (np.nan, -np.inf, -np.inf),
+        (-np.inf, np.nan, np.inf),
+        (-2000, 3),
+    )
+    terms = evidence._compute_level_terms(segments, rollout, train, sound)
+    for index, (start, stop) in enumerate(pairwise(segments.offsets.tolist())):
+        pairs = [
+            (abs(float(t) - float(r)), min(float(t), 0.0))
+            for t, r, valid in zip(train[start:stop], rollout[start:stop], sound[start:stop], strict=True)
+            if valid and math.isfinite(t) and math.isfinite(r)
+        ]
+        expected = len(pairs), sum(min(gap, 1.0) for gap, _ in pairs), sum(math.exp(t) for _, t in pairs)
+        assert [term[index] for term in terms] == pytest.approx(expected, rel=1e-12)
