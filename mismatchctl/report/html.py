@@ -61,8 +61,8 @@ def _jinja_environment() -> jinja2.Environment:
         trim_blocks=True, lstrip_blocks=True, finalize=_escape_value,
     )  # fmt: skip
     environment.filters |= {
-        "breakable": insert_breaks, "whole": keep_numbers_whole, "rest": _remaining_details, "lines": _escape_lines,
-        "json": script_json,
+        "breakable": insert_breaks, "whole": keep_numbers_whole, "rest": _remaining_details, "json": script_json,
+        "lines": lambda text: Markup("\n").join(map(escape_terminal, text.split("\n"))),
     }  # fmt: skip
     environment.globals.update(ranges=(DENSE_RANGE, MOE_RANGE), spark=_sparkline, run_cards_type=RunCards)
     environment.globals["gauge"] = lambda k3: round(100 * k3_scale_position(k3), 2)  # percent of the scale
@@ -112,7 +112,3 @@ def keep_numbers_whole(text: str) -> Markup:
 
 def _escape_value(value: Any) -> Any:
     return escape_terminal(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _escape_lines(text: str) -> Markup:
-    return Markup("\n").join(escape(escape_terminal(line)) for line in text.split("\n"))

@@ -158,7 +158,6 @@ def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | Non
 
 
 def _peak_message(breakdown: Breakdown, noun: str) -> str:
-    """Describe the bin with the largest K3, if its K3 is far above the mean."""
     tokens, k3 = np.array(breakdown.tokens, np.float64), np.nan_to_num(to_floats(breakdown.k3))
     counted = np.where(tokens >= _MIN_SHARE * tokens.sum(), k3, -1.0)
     place, mean = int(np.argmax(counted)), float((tokens * k3).sum() / max(tokens.sum(), 1))

@@ -138,7 +138,6 @@ def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[s
 
 
 def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
-    """Yield a line at the thresholds of presets, and at those that meet a target if the study has only one rule."""
     study, path = own.study, own.study.axes[place].path
     for value, names in _preset_thresholds(own, study.axes[place]).items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -95,7 +95,6 @@ def calm_title(judged: Mapping[str, RunStatus]) -> str:
 
 
 def _judge(result: Result) -> dict[str, RunStatus]:
-    """Judge the runs, sorted by severity and then by K3, the worst run first."""
     k3 = {name: _k3(run).value for name, run in result.runs.items()}
     order = sorted(k3, key=lambda name: -math.inf if (value := k3[name]) is None else -value)
     judged = {name: summary.run_status(result.runs[name]) for name in order}
@@ -264,7 +263,6 @@ class _PageBuilder:
         return section.add(k3)
 
     def _answers(self, name: str) -> doc.Answers:
-        """Return the answers of a run, with the next command if the run needs attention and its path is known."""
         run, files = self.runs[name], [file.path for file in self.result.provenance.inputs if file.run == name]
         folders = {str(PurePath(file).parent) for file in files}
         path = files[0] if len(files) == 1 else folders.pop() if len(folders) == 1 else ""

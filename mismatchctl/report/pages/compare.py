@@ -169,7 +169,6 @@ def _changes_table(
     caption: str, keys: Sequence[str], changes: Mapping[str, api.Change], scope: str = "m",
     *, brief: bool = False, reach: int = doc.EVERYWHERE, **more: Any,
 ) -> doc.Table:  # fmt: skip
-    """Return a table with one row per metric. `brief` leaves out errors and tests."""
 
     def form(key: str) -> Callable[[float | None], str]:
         if changes[key].relative is not None:

@@ -67,7 +67,6 @@ def _verdict_parts(verdict: api.Verdict, warnings: Sequence[str]) -> Iterator[do
 
 
 def _list_reasons(verdict: api.Verdict, order: Sequence[api.Check]) -> Iterator[str]:
-    """Yield the reasons of checks that the headline does not contain."""
     answer = api.verdict_answer(verdict)
     for check in order:
         first, _, rest = check.reason.partition(". ")

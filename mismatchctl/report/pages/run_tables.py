@@ -93,7 +93,6 @@ def _group_table(
     caption: str, first: str, groups: model.Groups, keys: Iterable[str] | Mapping[str, int | None],
     rules: Sequence[str] = (),
 ) -> doc.Table:  # fmt: skip
-    """Return metrics with a row per group, and the tokens that each rule rejects."""
 
     def value(rule: str | None, index: int, key: str) -> model.Value:
         return groups.series(key, rule).value_at(index)

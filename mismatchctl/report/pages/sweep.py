@@ -48,7 +48,6 @@ def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | No
 
 
 def _title(sweep: api.Sweep) -> str:
-    """Return the title: the tokens that the usual thresholds reject, or that all thresholds reject."""
     name = f"{len(sweep.runs)} runs" if len(sweep.runs) > 1 else sweep.runs[0]
     every = [own for index in range(len(sweep.runs)) for own in _studied_corrections(sweep, index)]
     usual = [own.rows[own.usual] for own in every if own.usual is not None]
@@ -116,7 +115,6 @@ def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, An
 
 
 def _runs_table(sweep: api.Sweep) -> doc.Table:
-    """Return the tokens that each run rejects at the usual threshold, or else at the strictest threshold."""
     runs = {run: list(_studied_corrections(sweep, index))[:MAX_STUDIES] for index, run in enumerate(sweep.runs)}
 
     def rejected(place: int, run: str) -> str:
@@ -382,11 +380,9 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
     for question, found in questions.items():
         caption, folded = f"Predicted: {question}", len(found) > FOLD_ROWS
         section.add(doc.Table.of(caption, found, columns, title=caption, reach=doc.EVERYWHERE, folded=folded))
-        models = dict.fromkeys(sentence for _, one in found for sentence in _describe_model(one))
-        section.add(*(doc.Note(sentence, "quiet") for sentence in models))
+        sentences: list[str] = []
+        for _, one in found:
+            status, check = [one.status] * (one.status != "ok"), [api.describe_check(one.check)] if one.check else []
+            sentences += [*status, f"Model: {one.model}.", *check]
+        section.add(*(doc.Note(text, "quiet") for text in dict.fromkeys(sentences)))
     return section
-
-
-def _describe_model(one: Prediction) -> list[str]:
-    check = [] if one.check is None else [api.describe_check(one.check)]
-    return [*[one.status] * (one.status != "ok"), f"Model: {one.model}.", *check]
