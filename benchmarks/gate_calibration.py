@@ -67,7 +67,7 @@ class Run:
         return int(self.prompts.max()) + 1
 
     def layers(self, log_ratio: Array | None = None) -> K3Layers:
-        """Return the K3 layers by response, optionally of other log ratios."""
+        """Return K3 by rollout probability and cap for each response, optionally of other log ratios."""
         x = self.log_ratio if log_ratio is None else log_ratio
         k3 = np.maximum(np.expm1(x) - x, 0.0)
         sizes = np.bincount(self.responses)
@@ -78,7 +78,7 @@ class Run:
         )
 
     def by_prompt(self, layers: K3Layers, responses: NDArray[np.bool_] | None = None) -> K3Layers:
-        """Add up the layers of some responses by prompt."""
+        """Add up K3 by rollout probability and cap of some responses by prompt."""
         starts = np.searchsorted(self.prompts[np.unique(self.responses, return_index=True)[1]], np.arange(self.count))
         chosen = np.ones(len(layers.k3)) if responses is None else responses.astype(float)
         k3, tokens, capped = layers.k3 * chosen, layers.tokens * chosen[:, None], layers.capped * chosen[:, None, None]

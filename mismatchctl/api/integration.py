@@ -54,7 +54,8 @@ class Edit:
         at = self.find(text)
         if at is None:
             raise ConfigError(
-                f"this file does not contain the line {'before' if self.before else 'after'} which the code belongs"
+                f"no text matches the regular expression `{self.before or self.after}`, so the place for the code was "
+                "not found. Insert it by hand, or use the framework's version in docs/integrations"
             )
         following = next((line for line in text[at:].splitlines() if line.strip()), "")
         indent = " " * (len(following) - len(following.lstrip()))

@@ -260,7 +260,7 @@ def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def _rank(name: str) -> tuple[int, int]:
-    """Return the rank of a name as the leading metric: K3, other KL estimates, then log-prob differences."""
+    """Return a sort key that puts the leading metric first: K3, then other KL estimates, then log-prob differences."""
     metric = find_certain_metric(name)
     if metric == "k3" or (_KL_LIKE.search(name) and not PARTS.search(name)):
         return 0, len(name)

@@ -28,7 +28,7 @@ _STANDARD_NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class BackTest:
-    """Check of a prediction model on the dump: the model predicts the rest of a response from its first tokens."""
+    """Check on the dump: the rejections of long responses, predicted from their first tokens, and as observed."""
 
     start: int  # number of first tokens used
     lengths: tuple[int, ...]  # predicted lengths [K]
@@ -49,7 +49,7 @@ class BackTest:
 
     @property
     def miss(self) -> float:
-        """Return the error of the model per doubling of the length, on the scale of the normal distribution."""
+        """Return the error of the prediction per doubling of the length, on the scale of the normal distribution."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -69,7 +69,7 @@ class Prediction:
     value: float | None
     interval: tuple[float, float] | None  # central 95% interval
     status: str  # "ok", or a limitation, or why the value is unknown
-    model: str  # assumptions of the model
+    model: str  # assumptions of the prediction
     check: BackTest | None = None
 
 
@@ -576,7 +576,7 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""Minimum number of sequences that are long enough to check the model at a length."""
+"""Minimum number of sequences that are long enough to check the prediction at a length."""
 _LENGTH_MODEL = (
     "the log ratio of a sequence changes by minus K3 per token on average (plus bias beyond noise). Its deviation is "
     "the sum of noise, which grows with the square root of the length, and bias, which grows with the length. Each "
@@ -588,15 +588,15 @@ MAX_INTERVAL_WIDTH = 0.9
 """A prediction is refused if its 90% interval is wider than this. The 95% interval is shown."""
 _LARGE_MISS = 0.10
 CHECK_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Quantiles of the ratios that the check of the model uses as bounds."""
+"""Quantiles of the ratios that the check of the prediction uses as bounds."""
 _SUMMED_LEVELS = ("sequence", "geometric")
 
 
 def predict_at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
     """Predict `rejected_sequences`, and `ess_sequence` for sequence weights, at a response length.
 
-    Token gates do not reject sequences and are ignored. If the model does not support a gate or a weight, the
-    prediction has no value.
+    Token gates do not reject sequences and are ignored. If a gate or a weight is not supported, the prediction has
+    no value.
     """
     question = f"{length:,} tokens per response"
     gates, rule = [gate for gate in correction.gates if gate.level != "token"], correction.weight
@@ -627,7 +627,7 @@ def _build_prediction(
     question: str, quantity: str, draws: Float64s, check: BackTest | None, sample: SequenceSample, length: int,
     extremes: bool,
 ) -> Prediction:  # fmt: skip
-    """Build a prediction with an interval that includes the model error and the randomness of a batch."""
+    """Build a prediction with an interval that includes its own error and the randomness of a batch."""
     reached = [int(tokens) for tokens in LENGTH_GRID if (sample.tokens >= tokens).sum() >= MIN_CHECK_SEQUENCES]
     value, shown = float(draws[0]), max(reached) if reached else int(sample.tokens.max())
     doublings = max(math.log2(length / shown), 0.0)
@@ -640,13 +640,13 @@ def _build_prediction(
     if most - least > MAX_INTERVAL_WIDTH:
         why = f"{length:,} tokens are {doublings:.0f} doublings above the dump's {shown:,} tokens"
         if check is not None:
-            why += f", and the model has an error of {check.error:.0%} on the longer responses of the dump"
+            why += f", and the prediction has an error of {check.error:.0%} on the longer responses of the dump"
         why = f"not predicted, because the interval would be {low:.0%} to {high:.0%}: {why}"
         return Prediction(question, quantity, None, None, why, _LENGTH_MODEL, check)
     status = "ok" if check is not None else "not checked, because too few responses are long enough for the check"
     if check is not None and check.excess > _LARGE_MISS:
         status = (
-            f"the model has an error of {check.excess:.0%} on the longer responses of the dump (included "
+            f"the prediction has an error of {check.excess:.0%} on the longer responses of the dump (included "
             "in the interval)"
         )
     if not sample.is_complete:
@@ -711,7 +711,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Check the model on the dump: fit it to the first tokens, then predict two and four times as many tokens."""
+    """Predict rejections at 2 and 4 times a length from the first tokens of responses, and compare with the dump."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)

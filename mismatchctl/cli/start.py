@@ -152,7 +152,7 @@ def _place_of_edit(edit: Edit, source: Path | None) -> str:
     text = source.read_text(encoding="utf-8")
     at = edit.find(text)
     if at is None:
-        return f"{source}: this version does not contain the line at which the code belongs. See docs/integrations"
+        return f"{source}: the place for this code was not found in this version. See docs/integrations"
     number = text.count("\n", 0, at)
     line = text.splitlines()[number if edit.before else number - 1].strip()
     return f"{source}:{number + 1 if edit.before else number}, {'before' if edit.before else 'after'} `{line}`"

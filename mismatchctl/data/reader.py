@@ -67,7 +67,7 @@ def open_dump(
     """Open the files of a dump and divide them into parts. `Dump.read` decodes tokens later.
 
     `rename` maps canonical names to names in the files, and `aliases` framework names to canonical names. `wanted` are
-    optional columns that the caller uses. `watched` are further columns of `Rows`, which are not checked. `on_bad`:
+    optional columns that the caller uses. `watched` are more columns, whose values are read without checks. `on_bad`:
     "error" raises for bad data, "skip" leaves it out and counts it, and "mask" only masks and counts tokens without a
     value.
     """

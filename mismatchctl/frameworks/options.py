@@ -34,6 +34,7 @@ from mismatchctl.frameworks.adapter import (
 )
 from mismatchctl.frameworks.lint import LintMessage, check_bounds, make_finding, read_table
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
+from mismatchctl.io.stores import first_error_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -309,7 +310,7 @@ class PlainFramework(Framework):
         except ValidationError as error:
             raise ConfigError(explain_error(error, Correction)) from error
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"{self.title} does not take these values: {error}") from error
+            raise ConfigError(f"{self.title} does not take these values: {first_error_line(error)}") from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """Return the options that express a Correction: the options that it was read from, or combined forms."""

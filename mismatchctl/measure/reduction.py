@@ -106,7 +106,7 @@ class MeasurePlan:
 
     @cached_property
     def sums(self) -> TableAxis:
-        """Return the columns of a cluster table: columns per sequence, and layers per cluster."""
+        """Return the columns of a cluster table: columns per sequence, and LAYER_COLUMNS per cluster."""
         names = self.sequence_columns.names
         return TableAxis(
             (
@@ -118,7 +118,7 @@ class MeasurePlan:
 
     @cached_property
     def layer_position(self) -> int:
-        """Return the index of the first column of the K3 layers in `sums`."""
+        """Return the index of the first of the LAYER_COLUMNS in `sums`."""
         return sum(len(_pair_column_names(pair)) for pair in self.pairs)
 
     @cached_property

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
-"""The media that show a part of a document: HTML, terminal and Markdown, HTML and terminal, or HTML only."""
+"""The media that show a document part: all (HTML, terminal, Markdown), all but Markdown, or only HTML."""
 MIN_SPARKLINE_SPREAD = math.log(1.5)  # minimum range of a sparkline's axis, in nats
 PartT = TypeVar("PartT", bound="DocumentPart")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"

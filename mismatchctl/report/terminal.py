@@ -176,7 +176,7 @@ class TerminalWriter:
         title, rows = table.title or table.caption, table.rows
         if table.max_rows and len(rows) > table.max_rows:
             order = sorted(range(len(rows)), key=lambda at: -abs(float(rows[at][1].sort_key or 0)))[: table.max_rows]
-            title += f" ({table.max_rows} of {len(rows)}, those with most {table.heads[1].text})"
+            title += f" (top {table.max_rows} of {len(rows)} by {table.heads[1].text})"
             rows = [rows[place] for place in sorted(order)]
         if title:
             self.console.print(Text(self.text(title), style="bold"))

@@ -80,9 +80,9 @@ ROUNDING_TOLERANCE = 1e-4
 
 
 class K3Part(FiniteModel):
-    """One layer of K3: most tokens (bulk), tokens with a large K3 up to a cap (shoulder), or K3 above the cap (tail).
+    """One part of K3: most tokens (bulk), tokens with a large K3 up to a cap (shoulder), or K3 above the cap (tail).
 
-    `share` is the layer's share of the baseline's K3, and `rise` its relative rise per token at the same probabilities.
+    `share` is the part's share of the baseline's K3, and `rise` its relative rise per token at the same probabilities.
     `rose` is true if a one-sided test at 5% finds the rise significant. The bound of this test is narrower than the
     interval.
     """
@@ -153,14 +153,14 @@ def compare_samples(
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
-    """Return True if the comparison uses layers of K3."""
+    """Return True if the comparison uses K3 by rollout probability and cap."""
     return metric.metric.key == "k3" and not metric.prefix and not lower
 
 
 def find_layers(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, *, lower: bool
 ) -> tuple[K3Layers, K3Layers] | None:
-    """Return the K3 layers of the samples, if the comparison uses them and both Results contain them."""
+    """Return K3 by rollout probability and cap, if the comparison uses this and both Results contain it."""
     if not is_layered(metric, lower=lower):
         return None
     new, old = K3Layers.from_sample(sample), K3Layers.from_sample(baseline)

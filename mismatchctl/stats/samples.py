@@ -1,4 +1,4 @@
-"""Samples: the cluster table of a Result as named columns, metrics of the table's totals, and K3 layers."""
+"""Samples: the cluster table of a Result as named columns, metrics of the table's totals, and K3 by cap."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ SLIME = [
     (mis("rs_threshold: 1.0"), "error", "rs_threshold", ["nothing reads this key"]),
     (mis().replace("use_tis: true", ""), "error", "use_rs", ["without use_tis"]),
     (mis().replace("use_tis: true", "use_tis: false"), "warning", "use_rs", ["without use_tis"]),
-    ("use_tis: true\ntis_level: token", "error", "tis_mode", ["no attribute 'tis_mode'"]),
+    ("use_tis: true\ntis_level: token", "error", "tis_mode", ["AttributeError at 'tis_mode'"]),
     ("--use-tis: true\n--tis-level: token", "error", "--tis-level", ["command line"]),
     ("--use-tis: true\n--tis-clip: 0.5", "warning", "--tis-clip", ["becomes 0.5"]),
     (

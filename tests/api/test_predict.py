@@ -249,7 +249,7 @@ def test_prediction_errors_widen_the_interval_or_refuse(
     assert fading.check.miss > 2 * healthy.check.miss
     assert fading.interval is not None
     assert fading.interval[1] - fading.interval[0] > healthy.interval[1] - healthy.interval[0]
-    assert fading.status.startswith("the model has an error of")
+    assert fading.status.startswith("the prediction has an error of")
     beyond, *_ = predict_at_length(simulated(log_ratio), SEQUENCE, 1 << 15)
     assert (beyond.value, beyond.interval) == (None, None)
     assert beyond.status.startswith("not predicted, because the interval would be ")

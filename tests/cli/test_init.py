@@ -101,7 +101,7 @@ def test_init_finds_file_and_line_of_a_checkout(checkout: Path) -> None:
     assert f"{trainer}:7, before `if (`" in printed
     trainer.write_text("class RayPPOTrainer:\n    pass\n")
     assert (
-        "this version does not contain the line at which the code belongs"
+        "the place for this code was not found in this version"
         in run("init", "verl", "--root", checkout, code=0).stdout
     )
     assert "not found here" in run("init", "verl", "--root", checkout / "verl", code=0).stdout
@@ -137,7 +137,7 @@ def test_a_failed_patch_changes_no_file(checkout: Path) -> None:
     broken = checkout / "verl/trainer/ppo/v1/trainer_base.py"
     broken.write_text("class PPOTrainer:\n    pass\n")
     done = run("init", "verl", "--write", "--root", checkout, code=2)
-    assert "trainer_base.py: this file does not contain the line" in done.stderr
+    assert "trainer_base.py: no text matches the regular expression `^ " in done.stderr
     assert (checkout / "verl/trainer/ppo/ray_trainer.py").read_text() == SOURCES["verl/trainer/ppo/ray_trainer.py"]
 
 

@@ -259,7 +259,7 @@ def test_repeated_references_are_limited(tmp_path: Path) -> None:
     data = {"log_probs": column, "rollout_log_probs": column, "loss_masks": [torch.ones(4096)] * 512}
     data |= {"tokens": [torch.zeros(4096, dtype=torch.int64)] * 512, "response_lengths": [4096] * 512}
     torch.save({"rollout_id": 0, "rollout_data": data}, source / TORCH)
-    assert "repeats the same values" in refused(source)
+    assert "only possible if rows share their values" in refused(source)
 
 
 @pytest.mark.parametrize("verb", ["convert", "analyze"])
@@ -403,6 +403,13 @@ def test_missing_arrays_of_skyrl_are_refused(tmp_path: Path, state: dict[str, ob
     path = tmp_path / "global_step_1_training_input.pkl"
     path.write_bytes(skyrl_batch(loss_mask={"format": "numpy", **state}))
     with pytest.raises(DataError, match="column loss_mask: this value is not an array"):
+        list(read_rows(all_layouts()["skyrl"], path))
+
+
+def test_a_missing_key_of_skyrl_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "global_step_1_training_input.pkl"
+    path.write_bytes(skyrl_batch(loss_mask={"format": "numpy", "data": b"12345678", "shape": (1,)}))
+    with pytest.raises(DataError, match=r"not an array \(the key 'dtype' is missing\); let SkyRL write"):
         list(read_rows(all_layouts()["skyrl"], path))
 
 

@@ -319,7 +319,7 @@ def test_launch_files_give_the_intended_correction(case: str, tmp_path: Path) ->
         ),
         ("verl.sh", f"run algorithm.rollout_correction.{'a.' * 400}b=1", "a key is nested too deeply"),
         ("slime.sh", f"run --use-tis --{'a.' * 400}b 1", "a key is nested too deeply"),
-        ("other.py", "other.Config(seed=3)", "no call of RolloutCorrectionConfig, GRPOConfig, Config "),
+        ("other.py", "other.Config(seed=3)", "does not call RolloutCorrectionConfig or GRPOConfig or Config "),
         ("verl.yaml", "rollout_is: geometric", r"geometric. Must be one of {'sequence', 'token'}"),
     ],
 )

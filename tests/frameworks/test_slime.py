@@ -82,7 +82,7 @@ def test_no_correction_without_a_switch() -> None:
     [
         (yaml.safe_load(SHIPPED.replace("1.0e-4", "1e-4")), "1.0e-4"),
         (shipped(tis_upper_bound="2.0"), "tis_upper_bound is the string"),
-        ({key: value for key, value in shipped().items() if key != "rs_level"}, "no attribute 'rs_level'"),
+        ({key: value for key, value in shipped().items() if key != "rs_level"}, "AttributeError at 'rs_level'"),
         ({"use_tis": True, "tis_mode": "clip"}, "tis_level"),
         (shipped(rs_level="batch"), "Invalid level: batch"),
         (shipped(tis_level="geometric"), "Unsupported tis_level: geometric"),

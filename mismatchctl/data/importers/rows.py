@@ -22,7 +22,7 @@ from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.adapter import FileLayout, Row, to_array
 from mismatchctl.frameworks.registry import load_adapters
 from mismatchctl.io.files import add_signature, natural_key, open_regular_file
-from mismatchctl.io.stores import walk_files
+from mismatchctl.io.stores import first_error_line, walk_files
 from mismatchctl.io.yaml import decode_utf8, parse_json
 from mismatchctl.recorder.recorder import parquet_settings
 
@@ -236,7 +236,7 @@ def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", file=str(path)) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        problem = f"does not have the layout of {layout.framework}'s files ({type(error).__name__}: {error})"
+        problem = f"does not have the layout of {layout.framework}'s files ({first_error_line(error)})"
         remedy = "pass the framework that wrote the file with convert --from"
         raise DataError(problem, file=str(path), remedy=remedy) from error
 
@@ -381,10 +381,8 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
     for rows in _split_rows(read_rows(layout, path)):
         tokens += sum(len(row["response_mask"]) for row in rows)
         if path.suffix in (".pt", ".pkl") and tokens > most:  # they may refer to the same values any number of times
-            raise DataError(
-                f"contains {tokens:,} tokens in {most:,} bytes, so it repeats the same values",
-                file=str(path),
-            )
+            problem = f"contains {tokens:,} tokens in {most:,} bytes, which is only possible if rows share their values"
+            raise DataError(problem, file=str(path), remedy="save a copy of the values for each row")
         columns = [pa.array([row[one.name] for row in rows], one.type) for one in layout_schema(layout)]
         batch = pa.RecordBatch.from_arrays(columns, schema=layout_schema(layout))
         if schema is None:

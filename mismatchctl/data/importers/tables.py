@@ -455,7 +455,7 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
         try:
             found = list(_rows(record))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            problem = f"is not a complete response of an engine ({type(error).__name__}: {error})"
+            problem = f"is not a complete response of an engine ({first_error_line(error)})"
             raise DataError(problem, file=str(path), row=number) from None
         if not found:
             raise DataError("this is not the response of an engine", file=str(path), row=number)

@@ -233,8 +233,8 @@ def _describe_tempered_setting(
 def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
     """Return top-p and its interval, if all positions with an unlikely sampled token keep the same probability mass.
 
-    At such a position, the kept mass is p plus less than one unlikely token. Top-k and min-p keep more mass at
-    positions with likelier tokens.
+    At such a position, top-p keeps a mass between p and p plus the small probability of the sampled token. Top-k and
+    min-p keep more mass at positions with likelier tokens.
     """
     small = np.flatnonzero(case.t < math.log(_UNLIKELY_P))
     if len(small) < _KEPT_MIN_PLACES * 3:

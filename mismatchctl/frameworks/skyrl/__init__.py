@@ -16,6 +16,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import File, Row, is_typo_of, read_layout, take_prompt, to_array
 from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, negated, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
+from mismatchctl.io.stores import first_error_line
 
 _LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
 _VETO, _MASK = "outlier_token_is_threshold", "token_mask_is_threshold"
@@ -291,7 +292,8 @@ def _read_tensor(file: File, name: str, value: Any) -> Any:
             raise DataError(f"this value is saved as {kind!r}, not as one tensor", file=str(file.path), column=name)
         return file.array(value["data"], value["dtype"], value["shape"])
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"this value is not an array: {error}", file=str(file.path), column=name) from error
+        problem = f"this value is not an array ({first_error_line(error)})"
+        raise DataError(problem, file=str(file.path), column=name, remedy="let SkyRL write the file again") from error
 
 
 def _read_rows(file: File) -> Iterator[Row]:

@@ -76,7 +76,7 @@ def _check_weights(written: VerlConfig) -> Iterator[LintMessage]:
         key = find_named_key(message, written.version.keys)
         if "option '" in message:
             key = "rollout_rs_threshold"
-        elif message == "float division by zero":
+        elif "division by zero" in message:
             key = "rollout_is_threshold" if flat else "rollout_rs_threshold"
         yield written.trap("refused", key, message=message)
     threshold, wanted = settings["rollout_is_threshold"], given.get("rollout_is") if flat else settings["rollout_is"]

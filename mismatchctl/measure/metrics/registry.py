@@ -267,7 +267,7 @@ SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens and sequences with ratios close to 1, tokens with ratios far from 1, and sum lengths^1.5."""
+    """Count tokens with ratios near 1 and far from 1, flag a mean ratio near 1, and return length^1.5, per sequence."""
     lengths = block.segments.lengths.astype(np.float64)
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)

@@ -146,7 +146,8 @@ def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index:
         if note := contrast.changes[key].note:
             section.add(doc.Note(f"* {find_metric(key).title}: {note}", "quiet"))
     lead = (
-        "The parts of the change of K3, by steps, positions and other quantities. A part changes K3 in two ways: K3 "
+        "The parts of the change of K3, by steps, positions and other quantities. The table shows at most "
+        f"{MAX_PARTS} parts per quantity, and the JSON result contains all parts. A part changes K3 in two ways: K3 "
         "of its tokens changes (level), or the part has more or fewer tokens (mix)."
     )
     prefix = "" if alone else f"{form.file_stems([each.other for each in comparison.contrasts])[index]}-"
@@ -251,10 +252,8 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
         doc.Column("its share of the tokens", lambda item: _format_change(item[1].tokens, "fraction"), drop=4),
     ]  # fmt: skip
     items = [(found, part) for found in contrast.decompositions for part in found.parts[:MAX_PARTS]]
-    left = sum(max(len(found.parts) - MAX_PARTS, 0) for found in contrast.decompositions)
     return doc.Table.of(
         "Largest contributions to the change of K3", items, columns, sortable=True, max_rows=TERMINAL_PARTS,
-        left_out=f"Each table shows at most {MAX_PARTS} parts. The JSON result contains all parts." if left else "",
         reach=doc.TERMINAL_AND_PAGE,
     )  # fmt: skip
 

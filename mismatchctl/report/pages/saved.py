@@ -14,6 +14,7 @@ from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.api.sweep.result import Sweep, sweep_from_json
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.io.stores import first_error_line
 from mismatchctl.report.document import Document
 from mismatchctl.report.pages import advise, analyze, compare, diagnose, gate, sweep
 from mismatchctl.results.model import Result
@@ -36,7 +37,7 @@ def read_saved(paths: Sequence[Path]) -> tuple[View, Document]:
     results = {path: kept for path, kept in found if isinstance(kept, Result)}
     if other is not None or not results:
         problem = "only results of analyze, alone or with sweeps, can share a page"
-        raise DataError(problem, file=str(other or paths[0]), remedy="pass this file alone")
+        raise DataError(problem, file=str(other or paths[0]), remedy="run report on this file only")
     names, stems = [name for result in results.values() for name in result.runs], [path.stem for path in results]
     every = list(results.values())
     merged = every[0].model_copy(deep=True)
@@ -57,7 +58,7 @@ def _parse_saved(data: Any, path: Path) -> View:
     try:
         kept = _parse_sections(data) if isinstance(data, dict) and "provenance" not in data else None
     except (ValidationError, KeyError, TypeError, ValueError, ConfigError) as error:
-        raise DataError(f"damaged: {str(error).splitlines()[0]}", file=str(path), remedy=_REMEDY) from None
+        raise DataError(f"damaged: {first_error_line(error)}", file=str(path), remedy=_REMEDY) from None
     return parse_result(data, str(path)) if kept is None else kept
 
 
