@@ -241,7 +241,7 @@ class ConfiguredStep:
 
     @cached_property
     def counts(self) -> Array:
-        """Return the number of valid tokens of each row, at least 1 [S]."""
+        """Return the number [S] of valid tokens of each row, or 1 for an empty row."""
         return np.maximum(self.lengths, 1).astype(self.step.dtype)
 
     def row_sum(self, values: Array) -> Array:

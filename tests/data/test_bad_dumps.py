@@ -35,16 +35,16 @@ def skip(*paths, **options):
 
 GOOD = [-1.0, -2.0, -3.0]
 BAD_ROWS = [
-    (ROLLOUT, [-1, np.nan, -3], "NaN", "value is nan at token 1"),
-    (TRAIN, [-1, -2, np.inf], "infinite", "value is inf at token 2"),
-    (ROLLOUT, [-np.inf, -2, -3], "infinite", "value is -inf at token 0"),
-    (TRAIN, [-1, 0.002, -3], "log-prob above 0", "must not be above 0, found 0.002, at token 1"),
+    (ROLLOUT, [-1, np.nan, -3], "NaN", "expected a finite number, found nan at token 1"),
+    (TRAIN, [-1, -2, np.inf], "infinite", "expected a finite number, found inf at token 2"),
+    (ROLLOUT, [-np.inf, -2, -3], "infinite", "expected a finite number, found -inf at token 0"),
+    (TRAIN, [-1, 0.002, -3], "log-prob above 0", "must not be above 0, found 0.002 at token 1"),
     (ROLLOUT, [-1, None, -3], "null element", "expected a number, found null at token 1"),
     (ROLLOUT, None, "null list", "the list is null"),
     (TRAIN, None, "null list", "the list is null"),
     (TRAIN, [-1, -2], "length differs", "expected 3 elements as in rollout_log_probs, found 2"),
     ("current_log_probs", [-1, np.nan, -3], "NaN", "nan at token 1"),
-    ("current_log_probs", [-1, -2], "length differs", "2 elements"),
+    ("current_log_probs", [-1, -2], "length differs", "expected 3 elements as in rollout_log_probs, found 2"),
     ("current_log_probs", [3, -2, -1], "log-prob above 0", "3"),
     ("advantages", [1, 2, np.inf], "infinite", "inf at token 2"),
     (MASK, [1, 0.5, 1], "mask is not 0 or 1", "found 0.5 at token 1"),

@@ -220,7 +220,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Argument
 def _refuse_missing(missing: list[str]) -> None:
     if missing:
         raise ConfigError(
-            f"mis.py would stop with an AttributeError at {missing[0]!r}: it has no defaults. Set {', '.join(missing)}"
+            f"mis.py has no defaults, so it would stop with AttributeError at {missing[0]!r}. Set {', '.join(missing)}"
         )
 
 

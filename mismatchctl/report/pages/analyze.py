@@ -361,8 +361,8 @@ class _PageBuilder:
         for run, found in shown.items():
             ess = found.overall.corrections.get(name, {}).get("ess_token", NOT_RECORDED).value
             if ess is not None:
-                classes.append(f"{f'{run} ' if self.several else ''}{classify_severity(ess)} (ESS {percent(ess)})")
-        return f"Severity class of the mismatch: {', '.join(classes)} with token weights up to 2." if classes else ""
+                classes.append(f"{f'{run} is ' if self.several else ''}{classify_severity(ess)} (ESS {percent(ess)})")
+        return f"Severity by the ESS with token weights up to 2: {', '.join(classes)}." if classes else ""
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         yield self.draw(index, "corrections")
