@@ -178,7 +178,7 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
             key=pair.key(metric.key),
             title=f"{pair.title}: {metric.title}",
             definition=f"{metric.key} with x = {pair.policy} minus {pair.reference} ({_describe_substitution(pair)})",
-            meaning=f"The same as {metric.key}, but for {pair.meaning}.",
+            meaning=f"The same as {metric.key}, computed for {pair.meaning}.",
             measure=metric.measure and replace(metric.measure, basis=pair.source),
         )
         for metric in (*PAIR_METRICS, RATIO_Z)
