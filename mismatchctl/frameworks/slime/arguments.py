@@ -220,7 +220,8 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Argument
 def _refuse_missing(missing: list[str]) -> None:
     if missing:
         raise ConfigError(
-            f"mis.py has no defaults, so it would stop with AttributeError at {missing[0]!r}. Set {', '.join(missing)}"
+            f"mis.py would stop with an AttributeError at {missing[0]!r}: mis.py has no defaults. "
+            f"Set {', '.join(missing)}"
         )
 
 
@@ -341,11 +342,14 @@ def _list_refusals(given: Arguments) -> Iterator[str]:
     if given.function != "mis" or not given.use_tis:
         return
     if given.tis_upper_bound is None and given.tis_lower_bound is None:
-        yield "mis.py would stop with a TypeError: tis_lower_bound falls back to 1 / tis_upper_bound = 1 / null"
+        yield (
+            "unsupported operand type(s) for /: 'float' and 'NoneType': mis.py would stop with this error, "
+            "because tis_lower_bound falls back to 1 / tis_upper_bound, and that is null"
+        )
     if given.tis_upper_bound is None:
         yield "tis_upper_bound is null: mis.py asserts that it is given"
     if not given.tis_upper_bound and given.tis_lower_bound is None:
-        yield "mis.py would divide by zero: tis_lower_bound falls back to 1 / tis_upper_bound = 1 / 0"
+        yield "float division by zero: mis.py would stop, as tis_lower_bound falls back to 1 / tis_upper_bound = 1 / 0"
     levels, modes = _CHOICES["level"], _CHOICES["tis_mode"]
     for level in (given.tis_level, *([given.rs_level] if given.use_rs else [])):
         if level not in levels:

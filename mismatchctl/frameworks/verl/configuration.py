@@ -217,7 +217,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
         hint = f" ({_NONE_TEXT_MESSAGE})" if "None" in settings.values() else ""
         raise ConfigError(f"{error}{hint}") from None
     except ZeroDivisionError:
-        raise ConfigError("a threshold of 0 makes verl stop with 'float division by zero'. Set a larger one") from None
+        raise ConfigError("float division by zero") from None
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
