@@ -65,7 +65,7 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
     if advice.growth is not None:
         rows.append(("trend", f"K3 grew {advice.growth:.3g}x within this dump: repeat the advice on its last steps"))
     size = f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"
-    yield doc.Facts([*rows, ("data", f"mismatch class {advice.severity} (by ESS); {size}")])
+    yield doc.Facts([*rows, ("data", f"loss of ESS: {advice.severity}; {size}")])
 
 
 def _config_part(advice: api.RunAdvice) -> doc.Code:

@@ -355,14 +355,14 @@ class _PageBuilder:
         )  # fmt: skip
 
     def _severity(self, shown: Mapping[str, RunResult]) -> str:
-        """Describe the severity class of each run, as advise does, if a correction has token weights up to 2."""
+        """Classify the loss of ESS of each run, as advise does, if a correction has token weights up to 2."""
         default = (one.name for one in self.result.corrections if one.weight == Weight(truncate=2.0) and not one.gates)
         name, classes = next(default, ""), []
         for run, found in shown.items():
             ess = found.overall.corrections.get(name, {}).get("ess_token", NOT_RECORDED).value
             if ess is not None:
-                classes.append(f"{f'{run} is ' if self.several else ''}{classify_severity(ess)} (ESS {percent(ess)})")
-        return f"Severity by the ESS with token weights up to 2: {', '.join(classes)}." if classes else ""
+                classes.append(f"{classify_severity(ess)}{f' for {run}' if self.several else ''} (ESS {percent(ess)})")
+        return f"Loss of ESS with token weights up to 2: {', '.join(classes)}." if classes else ""
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         yield self.draw(index, "corrections")
