@@ -40,7 +40,7 @@ def analyze(
 ) -> None:
     """Measure the mismatch and compare corrections.
 
-    DUMPS may also be metrics logs of W&B or TensorBoard, which contain no tokens.
+    DUMPS may also be metrics logs of W&B or TensorBoard. A log contains no tokens, so only its metrics are analyzed.
     """
     if tokens is None and (browse or tokenizer):
         raise ConfigError("--browse and --tokenizer need --tokens FILE")

@@ -28,7 +28,7 @@ def convert(
 ) -> None:
     """Convert files of a framework or an engine to one Parquet file.
 
-    Other commands can also read SOURCE directly, but the Parquet file is faster to read. Code in pickles is not
+    Other commands can also read SOURCE directly, but reading the Parquet file is faster. Code in pickle files is not
     executed.
 
     docs/reference/framework-files.md lists the formats.
@@ -46,9 +46,7 @@ def convert(
         _check_output(out, force, list(sides))
         done = convert_pair(*sides, out, pair.keys)
     elif out is None:
-        raise ConfigError(
-            "missing OUT: write the name of the output file, as in mismatchctl convert SOURCE dump.parquet"
-        )
+        raise ConfigError("missing OUT: add the file to write, as in mismatchctl convert SOURCE dump.parquet")
     else:
         _check_output(out, force, [source, join])
         with progress_bar(quiet, unit="bytes") as progress:
@@ -82,10 +80,11 @@ def score(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Recompute log-probs in high precision, to find which side is wrong.
+    """Recompute log-probs in high precision, as a reference.
 
-    Runs MODEL on the tokens of DUMP, one sequence at a time, and adds the column reference_log_probs. After an
-    interruption, the same command continues. Needs `pip install 'mismatchctl[score]'`.
+    `mismatchctl diagnose` then finds out whether the rollout's or the trainer's log-probs are wrong. score runs MODEL
+    on the tokens of DUMP, one sequence at a time, and adds the column reference_log_probs. To continue after an
+    interruption, run the same command again. First install the model libraries: pip install 'mismatchctl[score]'.
     """
     from mismatchctl.api.score import ScoreSettings, SequenceChoice, hash_checkpoint, write_replay
     from mismatchctl.api.score import score as run

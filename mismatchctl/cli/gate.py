@@ -39,7 +39,7 @@ def gate(
     junit: Path | None = None,
     outputs: opt.OutputOptions,
 ) -> None:
-    """Fail CI if the mismatch got worse (exit 3) or is unclear (exit 4).
+    """Fail CI if the mismatch grew (exit 3) or cannot be judged (exit 4).
 
     DUMPS may also be a result file of analyze, or a metrics log of W&B or TensorBoard.
     """

@@ -225,9 +225,9 @@ def build_app(*verbs: str) -> typer.Typer:
         cls=_CommandGroup,
         help="Measure the mismatch between rollout and trainer log-probs in RL for LLMs, and find its cause.",
         epilog="A dump is a file or folder with the log-probs of the same tokens from rollout and trainer. "
-        "`mismatchctl init NAME` prints the code that records one. Set defaults of options in [tool.mismatchctl] of "
-        "pyproject.toml, in mismatchctl.toml, or in an environment "
-        "variable such as MISMATCHCTL_ANALYZE_ON_BAD=skip. `mismatchctl COMMAND --help` explains a command.",
+        "`mismatchctl init NAME` prints the code that records a dump. You can set the defaults of options in "
+        "[tool.mismatchctl] of pyproject.toml, in mismatchctl.toml, or in an environment variable such as "
+        "MISMATCHCTL_ANALYZE_ON_BAD=skip. `mismatchctl COMMAND --help` explains a command.",
         add_completion=True,
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -50,7 +50,7 @@ def schema(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Show the columns of a dump, or check files (exit 4 if unusable)."""
+    """Describe the dump format, or check files (exit 4 if unusable)."""
     if check or paths:
         if not paths:
             raise ConfigError("--check needs files or folders")

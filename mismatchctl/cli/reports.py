@@ -1,4 +1,4 @@
-"""`mismatchctl diagnose`, `advise`, `compare` and `report`: one call that fills a page."""
+"""`mismatchctl diagnose`, `advise`, `compare` and `report`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def compare(
     engine: opt.EngineOptions,
     outputs: opt.OutputOptions,
 ) -> None:
-    """Compare runs with the first one.
+    """Compare each run with the first run.
 
     The exit code is 0 even if a run is worse. Use `gate` to fail CI.
     """

@@ -38,7 +38,7 @@ def demo(
 ) -> None:
     """Analyze two sample runs and write a report.
 
-    The sample runs are part of the package. The network is not used.
+    The sample runs are part of the package, so no network is needed.
     """
     if copy is not None:
         _copy_samples(copy, force, quiet)
@@ -97,7 +97,7 @@ def init(
     """Print or insert the code that records a dump, or set up a CI job.
 
     `mismatchctl init NAME` prints the code for a framework, and the places in the framework's source where it belongs.
-    `mismatchctl init ci` writes ci/record.py, prompts and a workflow to the working directory.
+    `mismatchctl init ci` writes a recording script, a file of prompts and a CI workflow to the working directory.
     """
     if name == CI:
         if write or patch or root or check:

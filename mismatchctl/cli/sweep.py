@@ -35,9 +35,9 @@ def sweep(
 ) -> None:
     """Show the rejected data, ESS and bias for a range of thresholds.
 
-    If you do not name a correction, sweep varies four bounds: the truncation of token weights, the rejection of
-    sequences by the product and by the geometric mean of their ratios, and the rejection of sequences with one very
-    small token ratio (veto). -o also writes the points as a table (.parquet, .csv).
+    By default, sweep varies the thresholds of four corrections: one truncates token weights, one rejects sequences by
+    the product of their ratios, one rejects sequences by the geometric mean of their ratios, and one rejects sequences
+    with a very small token ratio (veto). -o writes a table if FILE ends in .parquet or .csv.
     """
     quiet = outputs.quiet
     outputs.check(inputs=[*inputs.files, *(config or [])])

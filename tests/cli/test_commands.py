@@ -254,7 +254,7 @@ def test_breakdowns_with_too_many_values_are_refused(
         "doctor x": "unexpected argument x; see mismatchctl doctor -h",
         "tests": "unknown command 'tests'; to analyze this dump, type: mismatchctl analyze tests",
         "analyze x --threads two": "--threads: expected a whole number",
-        "convert a.jsonl": "missing OUT: write the name of the output file",
+        "convert a.jsonl": "missing OUT: add the file to write",
         "sweep x --vary weight.truncate=1,2": "--vary needs --correction or --config",
         "analyze --colum a": "unknown option --colum (did you mean --column?)",
         "gate --nosuch": "unknown option --nosuch; see mismatchctl gate -h",
