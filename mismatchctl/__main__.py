@@ -30,7 +30,7 @@ class _PandasBlocker:
 
 
 def main() -> None:
-    """Entry point of the command: install signal handlers before anything slow is imported."""
+    """Run the command. Signal handlers are installed first, because imports take long."""
     install_handlers()
     if not sys.warnoptions:  # mismatchctl has its own messages for values that are not finite
         warnings.simplefilter("ignore", RuntimeWarning)

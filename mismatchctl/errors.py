@@ -57,7 +57,7 @@ _OS_PROBLEMS = {
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the problem of a file that cannot be read, in the words of the other messages."""
+    """Return the reason why a file cannot be read, as text for an error message."""
     return _OS_PROBLEMS.get(error.errno or 0) or error.strerror or str(error)
 
 
@@ -75,13 +75,13 @@ _interface = "python"
 
 
 def interface() -> str:
-    """Return the reader of messages: `python` or `command`."""
+    """Return who reads the messages: `python` (users of the Python API) or `command` (users of the command line)."""
     return _interface
 
 
 @contextmanager
 def messages_for(reader: str) -> Iterator[None]:
-    """Write the messages of this block for one reader, `python` or `command`, in any thread."""
+    """Within this block, all threads write their messages for `python` or for `command`."""
     global _interface
     before, _interface = _interface, reader
     try:
@@ -91,9 +91,9 @@ def messages_for(reader: str) -> Iterator[None]:
 
 
 def option(name: str, value: object = None) -> str:
-    """Return the name of an option for the reader: `by='worker'` or `--by worker`.
+    """Return an option as the user writes it: `by='worker'` in Python, `--by worker` on the command line.
 
-    A type instead of a value stands for any value of this type. Without a value, only the name is returned.
+    Without a value, return only the name. If the value is `int`, the text has `N` in its place.
     """
     if _interface == "python":
         return name if value is None else f"{name}={'N' if value is int else repr(value)}"
@@ -104,5 +104,5 @@ def option(name: str, value: object = None) -> str:
 
 
 def wording(*, python: str, command: str) -> str:
-    """Choose between two texts, for Python and for the command line."""
+    """Return the first text if Python users read the messages, else the second text."""
     return python if _interface == "python" else command

@@ -22,7 +22,7 @@ BLOCK_TOKENS = 1 << 16
 TILE = 1024
 """Tokens that compiled loops process together, so that the temporaries fit the first-level cache."""
 _LONG_SEGMENT = 64
-"""Segments with at least this mean length are copied one by one instead of by token index."""
+"""If the chosen segments have a larger mean length, `token_selector` copies slices instead of single tokens."""
 BLOCK_SEQUENCES = 1 << 14
 """Maximum number of sequences per block, because each sequence has hundreds of columns."""
 
@@ -32,7 +32,7 @@ Extent = tuple[float, float]
 
 
 def compute_extent(values: Floats) -> Extent:
-    """Return the minimum and maximum. An empty array gives NaN."""
+    """Return the minimum and the maximum, or (NaN, NaN) if the array is empty."""
     return (float(np.min(values)), float(np.max(values))) if len(values) else (math.nan, math.nan)
 
 
@@ -69,13 +69,13 @@ class Segments:
         return Segments.from_lengths(self.lengths[chosen])
 
     def token_indices(self, chosen: Bools | Ints) -> Ints:
-        """Return the token indices of the chosen segments (flags [S] or indices), in order."""
+        """Return the indices of all tokens in the `chosen` segments. `chosen` contains flags or segment numbers."""
         starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
         ends = np.cumsum(lengths)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
     def token_selector(self, chosen: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return a function that selects the tokens of the chosen segments from any array [T, ...]."""
+        """Return a function that selects the tokens of the `chosen` segments from any array of per-token values."""
         starts, stops = self.offsets[:-1][chosen], self.offsets[1:][chosen]
         if (stops - starts).sum() <= _LONG_SEGMENT * len(chosen):
             tokens = self.token_indices(chosen)
@@ -84,7 +84,7 @@ class Segments:
         return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
 
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yield ranges of whole segments with limits on tokens and segments. A longer segment is one range."""
+        """Yield ranges of segments with at most `tokens` tokens. A segment with more tokens is a range of its own."""
         start = 0
         while start < len(self):
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1
@@ -110,23 +110,23 @@ class Segments:
         return result
 
     def sum(self, values: NDArray[Any]) -> Float64s:
-        """Sum `values` [..., T] over each segment in float64, [..., S]. Empty segments give 0."""
+        """Return the sum of `values` per segment, in float64. Empty segments give 0."""
         return self._reduce(np.add, values, 0.0, np.float64)
 
     def min(self, values: NDArray[Any]) -> Float64s:
-        """Return the minimum of `values` [T] per segment [S]. Empty segments give +inf."""
+        """Return the minimum of `values` per segment. Empty segments give +inf."""
         return self._reduce(np.minimum, values, np.inf, None)
 
     def max(self, values: NDArray[Any]) -> Float64s:
-        """Return the maximum of `values` [T] per segment [S]. Empty segments give -inf."""
+        """Return the maximum of `values` per segment. Empty segments give -inf."""
         return self._reduce(np.maximum, values, -np.inf, None)
 
     def mean(self, values: NDArray[Any]) -> Float64s:
-        """Return the mean of `values` [T] per segment [S]. An empty segment has the mean 0, as in trainers."""
+        """Return the mean of `values` per segment. Empty segments give 0."""
         return self.sum(values) / np.maximum(self.lengths, 1)
 
     def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Move numpy values per token [T] to the device of the batch."""
+        """Return per-token values on the device of these segments, which is the CPU in this class."""
         return values
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -154,14 +154,15 @@ class TokenBatch:
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     # more columns of the schema by name: log-probs of other policies [T], experts [T, K]. Missing values are NaN.
     extra_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    # by gate with `over: batch`, the value from which the step of each sequence drops a token [S]. A gate without an
-    # entry treats this batch as the whole batch.
+    # for each gate with `over: batch`: the smallest value that the gate drops in the step of each sequence [S]. A gate
+    # without an entry computes this value from the batch.
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
     # valid tokens of each sequence that the trainer gives probability 0, a log-prob of -inf [S]. They are not among the
     # T tokens, so that means leave them out. Gates and weights of whole sequences include them. None if there are none.
     impossible: Ints | None = None
-    # the tokens in `impossible`, counted for each of the T tokens [T, 3]. The columns are: 1 if the token is the first
-    # of its turn (adjacent valid tokens), impossible tokens in its turn, impossible tokens before it in its response.
+    # counts of impossible tokens for each of the T tokens [T, 3]. The columns are: 1 if the token is the first of its
+    # turn (a turn is a range of adjacent valid tokens), impossible tokens in its turn, impossible tokens before it in
+    # its response.
     impossible_near: Ints | None = None
 
     def __post_init__(self) -> None:
@@ -177,12 +178,12 @@ class TokenBatch:
 
     @cached_property
     def positions(self) -> Ints:
-        """Return the position of each token in its response [T], counted from the first valid token."""
+        """Return the index of each token in its response [T]. The first valid token of a response has index 0."""
         return self.segments.places if self.position is None else self.position
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Return flags of known values, and reward, mean advantage and length [S], with 0 for unknown values."""
+        """Map "reward", "advantage" and "length" to (flags of known values, values). An unknown value is 0."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -194,7 +195,7 @@ class TokenBatch:
 
     @cached_property
     def age(self) -> Float64s:
-        """Return the number of weight updates between sampling and training of each sequence [S], NaN if unknown."""
+        """Return, per sequence, the number of weight updates between sampling and training. NaN if it is unknown."""
         unknown = np.full(len(self), np.nan)
         train, rollout = (self.columns.get(f"{side}_version", unknown) for side in ("train", "rollout"))
         return train.astype(np.float64) - rollout.astype(np.float64)
@@ -205,7 +206,7 @@ class TokenBatch:
         return sorted(column for column in columns if has.get(column) is None)
 
     def log_probs(self, policy: str) -> Floats | None:
-        """Return the log-probs of a policy [T]. The policy before the last update (proximal) is interpolated."""
+        """Return the log-probs of a policy per token. `proximal` is interpolated between `rollout` and `current`."""
         if policy == "proximal":
             return None if self.current is None else self._proximal(self.current)
         if policy in ("rollout", "train", "current"):
@@ -220,7 +221,7 @@ class TokenBatch:
         return self.rollout + self.segments.spread(moved) * (current - self.rollout)
 
     def has_log_probs(self, *policies: str) -> Bools:
-        """Return True per sequence if it has log-probs of all policies on every token [S]. Empty sequences are True."""
+        """Return a flag per sequence: True if all tokens of the sequence have log-probs of all `policies`."""
         known = np.ones(len(self), np.bool_)
         for policy in policies:
             values = self.log_probs(policy)
@@ -229,7 +230,7 @@ class TokenBatch:
             if policy not in ("ref", "reference"):  # rollout and train log-probs are always complete
                 continue
             with np.errstate(over="ignore", invalid="ignore"):
-                if not np.isfinite(values.sum()):  # a sixth of the time of sums per sequence
+                if not np.isfinite(values.sum()):  # takes a sixth of the time of a sum per sequence
                     known &= np.isfinite(self.segments.sum(values))
         return known
 
@@ -267,6 +268,6 @@ class TokenBatch:
     def blocks(
         self: BatchT, tokens: int = BLOCK_TOKENS, sequences: int = BLOCK_SEQUENCES
     ) -> Iterator[tuple[int, BatchT]]:
-        """Yield the index of the first sequence, and a block of whole sequences that fits into the CPU cache."""
+        """Yield blocks of whole sequences that fit into the CPU cache, each with the index of its first sequence."""
         for start, stop in self.segments.blocks(tokens, sequences):
             yield start, self.sequences(start, stop)

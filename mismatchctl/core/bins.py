@@ -1,4 +1,4 @@
-"""Fixed histogram bins: one bin per range of float32 bits, and K3 by probability and cap."""
+"""Histogram bins that are the same for every dump, and sums of K3 by rollout probability and cap of the log ratio."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mismatchctl.core.batch import Float64s, Ints, Segments
 BINS_PER_OCTAVE = 64
 LOWEST_OCTAVE, HIGHEST_OCTAVE = -40, 14
 MAGNITUDE_BINS = (HIGHEST_OCTAVE - LOWEST_OCTAVE) * BINS_PER_OCTAVE + 2
-"""One bin below 2^-40 (including 0), the octaves, and one bin from 2^14."""
+"""One bin for 0 to 2^-40, BINS_PER_OCTAVE bins per octave up to 2^14, and one bin for larger values."""
 SIGNED_BINS = 2 * MAGNITUDE_BINS
-"""Number of bins of a signed value: mirrored magnitudes of the negative values, then the other values."""
+"""Bins of negative values, from large to small magnitude, followed by the bins of other values."""
 
 SIGNED_SHIFT = 17
 """Low bits of a float32 that do not affect its bin."""
 FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
-"""The float32 bits of the largest number in bin 0, without the sign and the SIGNED_SHIFT low bits."""
+"""The float32 bits of the largest number in bin 0, without the sign bit and the SIGNED_SHIFT low bits."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
@@ -37,7 +37,7 @@ def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """Return the lower edge of the bin that contains the value with rank `number`, given counts by signed bin."""
+    """Return a lower bound of the `number`-th largest value from the counts by signed bin. -inf if it is negative."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
@@ -47,7 +47,7 @@ def value_at_rank(counts: NDArray[Any], number: int) -> float:
 
 @cache
 def magnitude_edges() -> Float64s:
-    """Return the lower edges of the magnitude bins and the last upper edge [MAGNITUDE_BINS + 1], from 0 to inf."""
+    """Return the lower edge of each magnitude bin, and inf as the upper edge of the last bin."""
     octaves = np.arange(LOWEST_OCTAVE, HIGHEST_OCTAVE)
     within = 1 + np.arange(BINS_PER_OCTAVE) / BINS_PER_OCTAVE
     inner = np.ldexp(within, octaves[:, None]).ravel()
@@ -55,13 +55,13 @@ def magnitude_edges() -> Float64s:
 
 
 def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
-    """Add the counts of negative values to the counts of positive values, by magnitude."""
+    """Add the counts of negative and positive values with the same magnitude."""
     folded: NDArray[Any] = counts[..., MAGNITUDE_BINS:] + counts[..., MAGNITUDE_BINS - 1 :: -1]
     return folded
 
 
 class OctaveBins:
-    """Bins with `per_octave` (1, 2 or 4) bins per octave, from 2^lowest to 2^highest, open at the ends."""
+    """One bin below 2^lowest, `per_octave` (1, 2 or 4) bins per octave up to 2^highest, and one bin above it."""
 
     def __init__(self, lowest: int, highest: int, per_octave: int = 2) -> None:
         self.shift = 23 - {1: 0, 2: 1, 4: 2}[per_octave]
@@ -75,7 +75,7 @@ class OctaveBins:
         return np.clip(bins - self.first, 0, self.count - 1)
 
     def edges(self) -> Float64s:
-        """Return the lower edges and the last upper edge [count + 1], from 0 to inf."""
+        """Return the lower edge of each bin, and inf as the upper edge of the last bin."""
         octaves = np.arange(self.lowest, self.highest)
         inner = (2.0 ** octaves[:, None] * (1 + np.arange(self.per_octave) / self.per_octave)).ravel()
         return np.concatenate([[0.0], inner, [2.0**self.highest, np.inf]])
@@ -88,13 +88,13 @@ SURPRISAL_BINS = OctaveBins(-10, 5)
 LENGTH_BINS = OctaveBins(0, 20)
 """Bins of the response length in valid tokens, two per octave."""
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
-"""Approximate edges between bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used."""
+"""Approximate edges between the bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used."""
 CAP_EXPONENTS = tuple(range(-18, 2))
 """The log ratio of a token is capped at 2^exponent, for each of these exponents."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1
-"""Value of the exponent bits of the lowest cap as a float64. From cap to cap, this value increases by two."""
+"""Exponent bits of the lowest of K3_CAPS as a float64. From one cap to the next, the exponent increases by 2."""
 
 
 def _probability_bin_by_surprisal() -> NDArray[np.int64]:
@@ -113,12 +113,12 @@ LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
 def new_layer_table(clusters: int) -> Float64s:
-    """Return zeros [clusters, bins, caps + 1, 2]: tokens and K3 by cluster, probability bin and caps."""
+    """Return zeros [clusters, probability bins, K3 bins, 2]. The last axis is the number of tokens and their K3."""
     return np.zeros((clusters, PROBABILITY_BINS, len(K3_CAPS) + 1, 2))
 
 
 def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
-    """Return the index of each token [T] in a flattened row of `new_layer_table`."""
+    """Return the cell of each token [T]. A cell is a probability bin and a K3 bin, as an index in one cluster."""
     surprisal = SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))
     reached: Ints = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1, 0, len(K3_CAPS))
     place: Ints = segments.from_host(PROBABILITY_BIN_BY_SURPRISAL)[surprisal]
@@ -126,7 +126,7 @@ def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """Convert a table of `new_layer_table` to the LAYER_COLUMNS of each cluster [clusters, len(LAYER_COLUMNS)]."""
+    """Convert a table of `new_layer_table` to tokens and capped K3 by probability bin, one row per cluster."""
     counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond

@@ -1,4 +1,4 @@
-"""Numba decorators of the compiled loops, and the loops that read Parquet files."""
+"""Numba decorators for compiled loops, and the compiled loops that read Parquet files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BARE_OPTIONS: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_c
 
 
 def compile_loop(loop: LoopT, *, fastmath: frozenset[str] = frozenset()) -> LoopT:
-    """Compile a loop without the GIL and wrappers for Python. `fastmath` are permitted deviations from IEEE rules."""
+    """Compile a loop that releases the GIL. `fastmath` contains the inexact optimizations that LLVM may use."""
     return cast(LoopT, njit(nogil=True, error_model="numpy", fastmath=set(fastmath), **BARE_OPTIONS)(loop))
 
 
 compile_terms = partial(compile_loop, fastmath=frozenset({"contract"}))
-"""Compile a loop in which products may be added without rounding in between."""
+"""Compile a loop in which a multiplication and an addition may become one instruction, which rounds once."""
 compile_sums = partial(compile_loop, fastmath=frozenset({"reassoc", "contract", "nsz"}))
 """Compile a loop in which sums may be split into several partial sums."""
 
@@ -60,7 +60,7 @@ def _make_row_adder() -> Any:
 
 
 def _make_extreme(name: str) -> Any:
-    """Build the minimum or maximum of two floats for vector code."""
+    """Build a function that returns the minimum or the maximum of two floats, for vector code."""
 
     @intrinsic
     def extreme(typing: Any, first: Any, second: Any) -> Any:
@@ -82,7 +82,7 @@ float_to_bits = _make_bitcast(float32, int32)
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Find the zeros among `count` one-bit levels of a page and return their number, or -1 if they are invalid."""
+    """Write the indices of zeros among one-bit levels of a page to `out`. Return their number, or -1 for bad data."""
     done = found = 0
     while done < count:
         header: Any = int64(0)
@@ -126,7 +126,7 @@ def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
 
 @compile_loop
 def _find_levels_end(body: Any, at: int) -> int:
-    """Return the end of levels with a length prefix, or -1 if it is outside the page."""
+    """Read the length of the levels at `at`, and return their end. Return -1 if the end is outside the page."""
     if at < 0 or at + 4 > len(body):
         return -1
     end = at + 4
@@ -137,12 +137,12 @@ def _find_levels_end(body: Any, at: int) -> int:
 
 @compile_loop
 def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
-    """Find the index of the first value of each list in a Parquet page with `count` levels.
+    """Write the index of the first value of each list to `offsets`, for a Parquet page with `count` levels.
 
-    Return the position in the page at which the values start.
+    Return the position of the values in the page, or -1 if the levels are invalid or an output array is too small.
 
-    If the levels are invalid or an output array is too small, the result is -1. `state` contains the numbers of lists
-    and values before the page, and whether the last list may continue. `state` is updated for the next page.
+    `state` is updated for the next page: the number of lists so far, the number of values so far, and 1 if the last
+    list may continue in the next page.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)
@@ -170,7 +170,7 @@ def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: An
 
 @compile_loop
 def join_split_bytes(body: Any, start: int, count: int, out: Any) -> None:
-    """Join four-byte values from separate streams of their first, second, ... bytes (byte stream split)."""
+    """Join four-byte values. The page contains all first bytes, then all second bytes, ... (byte stream split)."""
     a, b = body[start : start + count], body[start + count : start + 2 * count]
     c, d = body[start + 2 * count : start + 3 * count], body[start + 3 * count : start + 4 * count]
     for i in range(count):

@@ -13,7 +13,8 @@ INTERVAL_LEVEL = 0.95
 INTERVAL_Z = 1.959963984540054
 """Half width of an interval in standard errors."""
 ONE_SIDED_Z = 1.6448536269514722
-"""Distance of a one-sided 95% bound in standard errors. Decisions use this bound, not the wider interval."""
+"""Distance of a one-sided 95% bound from the estimate, in standard errors. Decisions use this bound, not the interval.
+"""
 
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
@@ -26,13 +27,13 @@ _MARKDOWN_LINK = re.compile(
 FORMULA_START = r"(^|[\r\n])([=+\-@\t])"
 """Start of a cell, or of a line in a cell, that a spreadsheet interprets as a formula."""
 CSV_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
-"""Control characters that a CSV file does not contain."""
+"""Control characters that are replaced in CSV files."""
 _LONG_WORD = re.compile(r"(\S{60})\S{100,}(\S{30})")
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def escape_terminal(text: str) -> str:
-    """Replace characters that are invisible, change the text direction, or control CI services."""
+    """Replace invisible characters, characters that change the text direction, and commands to CI services."""
     shown = text if text.isprintable() else "".join(map(_make_visible, text))
     if "::" in shown:
         shown = _CI_COMMAND.sub(r"\1\\::", shown)
@@ -72,7 +73,7 @@ def shorten_for_cell(text: str) -> str:
 
 
 def file_stems(names: Collection[str]) -> list[str]:
-    """Return unique file names without a suffix for names that come from a dump."""
+    """Convert names from a dump to unique file names without a suffix."""
     found: list[str] = []
     for name in names:
         plain = _UNSAFE_CHARACTERS.sub("_", shorten(name, 60)).strip("._-") or "run"
@@ -105,12 +106,12 @@ _DIGITS = 3
 _MOST_DIGITS = 9
 _SMALLEST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e6
 _SMALLEST_PERCENT = 1e-5
-_ROUNDING = 1e-13  # smaller relative errors and distances from 1 are rounding
-_SMALLEST_DISTANCE = 1e-6  # smaller distances from 1 are shown as a sum, 1 + distance
+_ROUNDING = 1e-13  # smaller relative errors and smaller distances from 1 are rounding errors
+_SMALLEST_DISTANCE = 1e-6  # a value that is nearer to 1 is shown as 1 + distance
 
 
 def format_number(value: float | None, unit: str = "") -> str:
-    """Format a value: counts with separators, fractions as percent, small values in scientific notation."""
+    """Format a value: `1,234` for a count, `12.3%` for a fraction, `1.23e-5` for a small number."""
     if value is None or not math.isfinite(value):
         return DASH
     if unit in COUNT_UNITS and value == int(value):
@@ -151,7 +152,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_heavy_tail(covers: float | None) -> str:
-    """Describe an interval with a heavy tail, with its coverage if it is known."""
+    """Explain that few clusters or weights dominate, and how often the interval then contains the true value."""
     instead = "fewer than 95%" if covers is None else f"about {covers:.0%}"
     return f"few clusters or rare weights dominate, so the 95% interval contains the true value in {instead} of dumps"
 
@@ -163,7 +164,6 @@ def format_estimate_or_reason(value: float | None, se: float | None, unit: str, 
 
 
 def format_bytes(size: int) -> str:
-    """Format a file size: `4.2 MB`."""
     amount, units = float(size), ["B", "kB", "MB", "GB", "TB"]
     while amount >= 1000 and len(units) > 1:
         amount, units = amount / 1000, units[1:]
@@ -181,13 +181,13 @@ def _exponent(value: float) -> int:
 
 
 def _format_percent(value: float) -> str:
-    """Format a percentage with three digits, or with enough digits to differ from 100%."""
+    """Format a percentage with three digits, or with more digits if it would be shown as 100% but is not 100%."""
     texts = (_format_plain(value, digits) for digits in range(_DIGITS, 2 * _MOST_DIGITS))
     return f"{next((text for text in texts if value == 100 or float(text.replace(',', '')) != 100), '100')}%"
 
 
 def _digits_around_one(value: float) -> int:
-    """Return the number of significant digits that shows three digits of the distance from 1."""
+    """Return the number of significant digits with which the distance from 1 has three digits."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS
@@ -212,7 +212,7 @@ def _format_scientific_or_plain(value: float, digits: int) -> str:
 
 
 def format_command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
-    """Return a command line with the user's paths, or with the first path if there are many."""
+    """Return a command line with the user's paths. If there are more than `most` paths, only the first is shown."""
     most = len(paths) if paths[:1] == ["--rollout"] else most
     chosen = paths if len(paths) <= most else paths[:1]
     shown = [shlex.quote(escape_terminal(path)) for path in chosen] + ["..."] * (len(paths) > most)

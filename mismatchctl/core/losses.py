@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 def exp(values: Floats) -> Floats:
-    """Compute exp in the dtype of `values`. Results are correctly rounded, unlike in numpy's float32 exp."""
+    """Compute exp in float64, and convert the result to the dtype of `values`. numpy's float32 exp is less exact."""
     with np.errstate(all="ignore"):
         return np.exp(values.astype(np.float64)).astype(values.dtype)
 
@@ -25,16 +25,16 @@ class LossTerm:
 
     losses: Array  # contribution of each token [T]
     slope: Array  # derivative with respect to the token's `x` [T]
-    # sequences, if the gradient flows through `x` as a mean over a sequence. Otherwise, `x` belongs to one token.
+    # sequences, if `x` is the mean of each sequence. None if each token has its own `x`.
     mean_over: Segments | None = None
-    # tokens that the gradient of `mean_over` reaches [T]. Default: all.
+    # tokens through which the gradient of this mean flows [T]. Default: all.
     gradient_tokens: NDArray[np.bool_] | None = None
     clipped: NDArray[np.bool_] | None = None  # tokens whose loss a clip, a bound or a gate decides [T]
-    # tokens whose loss is decided by the dual clip [T], for a loss with a dual clip
+    # tokens whose loss the dual clip decides [T], if the loss has a dual clip
     clipped_lower: NDArray[np.bool_] | None = None
 
     def gradient(self, factors: Array) -> Array:
-        """Return the derivative of the sum of losses times constant `factors` [T] with respect to each log-prob [T]."""
+        """Return the derivative of sum(factors * losses) with respect to each log-prob [T]. `factors` are constants."""
         own: Array = np.where(factors == 0, 0.0, factors * self.slope)
         if self.mean_over is None:
             return own
@@ -83,7 +83,7 @@ def cispo_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: 
 
 
 def weighted_loss(advantages: Array, x: Array, bound: float | None = None) -> LossTerm:
-    """Compute -r A without a clip. If r is bounded, the gradient has the same bounded factor."""
+    """Compute -r A without a clip. With `bound`, the loss and its gradient use min(r, bound) instead of r."""
     ratio = exp(x)
     if bound is not None:
         ratio = np.minimum(ratio, bound)
@@ -94,7 +94,7 @@ def weighted_loss(advantages: Array, x: Array, bound: float | None = None) -> Lo
 def sapo_loss(
     advantages: Array, x: Array, positive: float, negative: float, mean_over: Segments | None = None
 ) -> LossTerm:
-    """Compute SAPO: 4 / tau sigmoid(tau (r - 1)), with one temperature tau per sign of the advantage."""
+    """Compute SAPO: -A (4 / tau) sigmoid(tau (r - 1)). tau is `positive` if A > 0, else `negative`."""
     ratio = exp(x)
     tau = np.where(advantages > 0, positive, negative).astype(x.dtype)
     with np.errstate(over="ignore"):
@@ -104,7 +104,7 @@ def sapo_loss(
 
 
 def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: Segments) -> LossTerm:
-    """Compute GMPO: geometric mean of ratios, clipped in log space on the side that the advantage's sign favors."""
+    """Compute GMPO: -A times the geometric mean of ratios. Log ratios are below `high` if A > 0, else above `low`."""
     up = advantages > 0
     clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
     ratio = exp(sequences.spread(sequences.mean(clipped)))
@@ -113,7 +113,7 @@ def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: S
 
 
 def topr_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> LossTerm:
-    """Compute TOPR: REINFORCE, weighted with the bounded ratio if the advantage is negative."""
+    """Compute TOPR: REINFORCE. If the advantage is negative, the loss is multiplied by the clipped ratio."""
     weights = np.where(advantages < 0, np.clip(exp(x), low, high), 1.0)
     return factor_loss(advantages, log_probs, weights)
 
@@ -128,7 +128,7 @@ def vespo_gate(log_weight: Array, k: float, rate: float) -> Array:
 
 
 def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
-    """Return the value and gradient [T] of a sum of terms, each multiplied by its factors [T]."""
+    """Add up loss terms, each multiplied by its factors [T]. Return the loss and its gradient per token."""
     with np.errstate(invalid="ignore", over="ignore"):
         values = (np.where(factors == 0, 0.0, factors * term.losses) for term, factors in terms)
         value = sum(float(np.sum(each, dtype=np.float64)) for each in values)
@@ -137,7 +137,7 @@ def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
 
 
 def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
-    """Estimate the KL per token from x [T] like the frameworks: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x, same dtype."""
+    """Estimate the KL per token from log ratios x: k1 is x, k2 is x^2 / 2, k3 is exp(-x) - 1 + x. Keep the dtype."""
     if kind == "k1":
         return log_ratio
     if kind == "k2":
@@ -146,17 +146,17 @@ def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
 
 
 KL_KINDS = ("k1", "k2", "k3", "low_var")
-"""Estimators of the KL to the reference policy. low_var is K3 within +-LOW_VAR_BOUND."""
+"""Estimators of the KL to the reference policy. low_var is K3, clipped to +-LOW_VAR_BOUND."""
 LOW_VAR_BOUND = 10.0
 
 
 def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
-    """Estimate K3 per token within +-LOW_VAR_BOUND [T], unbiased with importance weights (DeepSeek-V3.2)."""
+    """Compute K3 per token, multiply it by the importance weights (if given), and clip it (DeepSeek-V3.2)."""
     estimate = kl_estimate(log_ratio, "k3")
     return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """Return the tokens that OPSM masks [T]: negative advantages in sequences with a drift above `delta`."""
+    """Return flags of the tokens that OPSM masks: A is negative, and the sequence has a drift above `delta`."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

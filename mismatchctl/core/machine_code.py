@@ -1,8 +1,8 @@
-"""Machine code of the compiled loops: compiled once per machine, stored on disk and loaded without numba.
+"""Load compiled loops without numba. Their machine code is compiled once per machine and stored on disk.
 
-Loading numba for `njit(cache=True)` costs 0.45 s of CPU time and 70 MiB more than this module. An analysis takes 1.46 s
-with numba and 0.98 s with this module for 3 million tokens, and 1.83 s and 1.40 s for 24 million (one thread, warm
-cache, median of 5).
+In comparison, `njit(cache=True)` loads numba, which takes 0.45 s more CPU time and 70 MiB more memory. With numba, an
+analysis of 3 million tokens takes 1.46 s instead of 0.98 s, and an analysis of 24 million tokens takes 1.83 s instead
+of 1.40 s (one thread, warm cache, median of 5).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mismatchctl.io.process import raise_if_received
 
 _FOLDER = Path(__file__).parent
 _CONSTANTS = ("core/*.py", "measure/*.py", "measure/kernels/*.py")
-"""Files of the package that define constants of the loops."""
+"""Source files that define constants of the loops. If one of them changes, the loops are compiled again."""
 _MOST_CODE_BYTES = 1 << 26
 _compile_lock = threading.Lock()
 _TypeKey = tuple[Any, ...]
@@ -42,7 +42,7 @@ _in_use = threading.Event()
 
 
 def use_compiled_loops() -> None:
-    """Record that this process runs compiled loops, so that loading more of them pays off."""
+    """Record that this process uses compiled loops. Then other modules use compiled loops for their work, too."""
     _in_use.set()
 
 
@@ -51,7 +51,7 @@ def compiled_loops_in_use() -> bool:
 
 
 class CompiledLoop:
-    """A compiled loop. The module of the loop is only imported if no machine code is stored."""
+    """A compiled loop. If its machine code is stored on disk, the module of the loop is not imported."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
@@ -87,7 +87,6 @@ class CompiledLoop:
 
 
 def _source_path(module: str) -> Path:
-    """Return the file of a module without importing it."""
     found = find_spec(module)
     assert found is not None
     return Path(str(found.origin))
@@ -119,7 +118,7 @@ def _compiler_environment() -> bytes:
 
 
 def _read_code(place: Path, made_for: bytes) -> bytes | None:
-    """Return the code in a file if it is complete and has the right key."""
+    """Return the code in a file, or None if the file is damaged or was not made for `made_for`."""
     try:
         content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _FOLDER.stat().st_uid})
     except OSError:
@@ -160,7 +159,7 @@ def _numba_function(loop: Any) -> Any:
 
 
 def _numba_type(value: Any) -> Any:
-    """Return numba's type of a value, with arrays as writable."""
+    """Return numba's type of a value. A read-only array has the type of a writable array."""
     numba: Any = import_module("numba")
     if isinstance(value, np.ndarray):
         return numba.typeof(value).copy(readonly=False)
@@ -179,12 +178,12 @@ def _type_key(values: tuple[Any, ...]) -> _TypeKey:
 
 
 def _address(array: NDArray[Any]) -> int:
-    """Return the address of the first value. pyarrow returns the address ten times as fast as numpy."""
+    """Return the address of the first value. For contiguous arrays, pyarrow is ten times as fast as numpy."""
     return pa.py_buffer(array).address if array.flags.forc else array.ctypes.data
 
 
 def _machine_words(values: tuple[Any, ...]) -> list[float]:
-    """Convert values to arguments of machine code. Arrays are passed without an owner, so no references are counted."""
+    """Convert values to arguments of machine code. The owner of each array is 0, so the code counts no references."""
     words: list[float] = []
     for value in values:
         if isinstance(value, np.ndarray):
@@ -196,7 +195,7 @@ def _machine_words(values: tuple[Any, ...]) -> list[float]:
 
 
 def _load_function(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
-    """Load machine code as a function of arguments of the compiled types."""
+    """Load machine code as a Python function. Its arguments must have the types of `given`."""
     from llvmlite import binding
 
     binding.initialize_native_target()

@@ -17,9 +17,9 @@ LOG_RATIO_BOUND = 20.0
 BAND = (0.999, 1.002)
 """Range of ratios that count as 1 in a parity check."""
 TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""Values of tau in F(tau): factors by which a ratio differs from 1."""
+"""Factors tau. `Ratios.outside_counts` counts the tokens whose ratio is outside of [1/tau, tau]."""
 INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
-"""Lower and upper ends of BAND and TAUS as log ratios [2, 1 + TAUS]. Each interval contains the previous one."""
+"""Log ratios at the lower and upper ends of BAND and of [1/tau, tau]. Each interval contains the previous one."""
 
 DENSE_RANGE = (1e-5, 1e-3)
 """Typical K3 of dense models."""
@@ -39,7 +39,7 @@ def k3_scale_position(k3: float) -> float:
 
 
 def compute_k3(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Float64s:
-    """Compute the K3 estimator exp(x) - 1 - x, accurate to 1e-13 relative for every x and never negative."""
+    """Compute K3 = exp(x) - 1 - x of log ratios x. It is never negative, and its relative error is at most 1e-13."""
     x = log_ratio
     if exp_minus_one is None:
         with np.errstate(over="ignore"):
@@ -52,7 +52,7 @@ def compute_k3(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Fl
 
 
 def _k3_series(x: Float64s) -> Float64s:
-    """Compute x^2/2 + x^3/6 + ... + x^7/5040 in place, valid for small x only."""
+    """Compute exp(x) - 1 - x for small x as the series x^2/2 + x^3/6 + ... + x^7/5040."""
     terms = x * _SERIES[-1]
     with np.errstate(over="ignore", invalid="ignore"):
         for coefficient in _SERIES[-2::-1]:
@@ -68,7 +68,7 @@ def bounded_excess(log_ratio: Float64s) -> Float64s:
 
 
 class Ratios:
-    """Log ratios of `policy` to `reference`, the policy that sampled. Log-probs [T] keep their dtype."""
+    """Log ratios per token: the log-probs of `policy` minus the log-probs of `reference`."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         self.log_probs = policy, reference
@@ -92,13 +92,13 @@ class Ratios:
 
     @cached_property
     def exp_minus_one(self) -> Float64s:
-        """Return expm1 of the log ratio without a clamp [T]."""
+        """Return exp(x) - 1 of each log ratio x, which is not clamped."""
         with np.errstate(over="ignore"):
             return np.expm1(self.log_ratio)
 
     @cached_property
     def excess(self) -> Float64s:
-        """Return the token ratio minus 1, with log ratios clamped to +-20 [T]. Sums of it keep digits."""
+        """Return ratio - 1 per token. The log ratios are clamped to +-20."""
         within = np.abs(self.extent).max() <= LOG_RATIO_BOUND if len(self.log_probs[0]) else True
         return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 
@@ -114,7 +114,7 @@ class Ratios:
 
     @cached_property
     def extent(self) -> Float64s:
-        """Return the smallest and largest log ratio of the block [2]. Without tokens: +inf and -inf."""
+        """Return the smallest and the largest log ratio of all tokens. Without tokens, return +inf and -inf."""
         return np.array([self.min_log_ratio.min(initial=np.inf), self.max_log_ratio.max(initial=-np.inf)])
 
     @cached_property
@@ -139,7 +139,7 @@ class Ratios:
 
     @cached_property
     def k3(self) -> Float64s:
-        """Return exp(x) - 1 - x of the log ratio without a clamp [T]."""
+        """Return K3 = exp(x) - 1 - x of each log ratio x, which is not clamped."""
         return compute_k3(self.log_ratio, self.exp_minus_one)
 
     @cached_property
@@ -184,7 +184,7 @@ class Ratios:
 
 
 def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratios]:
-    """Compute the ratios of a batch for each pair of policies (`train/rollout`, ...)."""
+    """Compute the ratios for each pair of policies in `sources`, such as `train/rollout`."""
     made = {}
     for source in sources:
         policy, reference = (batch.log_probs(name) for name in source.split("/"))
@@ -195,7 +195,7 @@ def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratio
 
 
 class Float32Ratios(Ratios):
-    """Ratios in float32, as trainers compute them, with correctly rounded exponentials."""
+    """Ratios in float32, as trainers compute them. Exponentials are correctly rounded."""
 
     @cached_property
     def policy(self) -> Any:
@@ -218,7 +218,7 @@ _PROBABILITY_MARGIN = 1e-8  # probabilities are clamped to this distance from 0 
 
 
 def _binary_kl(p: Any, q: Any) -> Any:
-    """Compute the KL from q to p of two outcomes, the sampled token and any other token [T]."""
+    """Compute KL(p || q) per token for two outcomes: the sampled token, and any other token."""
     p, q = (
         np.clip(values, *np.array([_PROBABILITY_MARGIN, 1 - _PROBABILITY_MARGIN], values.dtype)) for values in (p, q)
     )
@@ -248,7 +248,7 @@ STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
         _binary_kl(r.reference_prob, r.policy_prob), _binary_kl(r.policy_prob, r.reference_prob)
     ),
 }
-"""Per-token statistics of gates in addition to the ratio. Their levels are ARITHMETIC_LEVELS."""
+"""Statistics per token that a gate can use instead of the ratio. Each of them supports the ARITHMETIC_LEVELS."""
 
 STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "ratio": lambda r: r.log_ratio_sum,
@@ -257,4 +257,4 @@ STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "k3": lambda r: r.k3_sum,
     "abs_log_ratio": lambda r: r.absolute_sum,
 }
-"""Sums per sequence of the log ratio and of statistics that `Ratios` computes anyway."""
+"""Sums of statistics per sequence that `Ratios` has computed anyway."""

@@ -11,13 +11,13 @@ from typing import Any
 from mismatchctl.io.yaml import read_data
 
 MIN_LOG_PROB = -1e40
-"""Smallest value that counts as a log-prob. Masking values such as the lowest float32 are above it and count."""
+"""Smaller values are not log-probs. The lowest float32, with which some frameworks mask tokens, is larger."""
 POSITIVE_TOLERANCE = 1e-3
 """A log-prob up to this far above zero counts as rounding. A larger value is not a log-prob."""
 
 
 class ColumnKind(Enum):
-    """The type of a cell if a dump has one row per sequence."""
+    """The type of one cell in a dump with one row per sequence."""
 
     LOG_PROBS = "log-probs, one per token"
     MASK = "0/1 or true/false, one per token"
@@ -61,7 +61,7 @@ VERSION_COLUMNS: tuple[str, ...] = ("rollout_version", "train_version")
 TURN_COLUMN = "turn"
 """Column of turns, which is only read on request."""
 REFERENCE_COLUMN = "reference_log_probs"
-"""Column of the reference log-probs, from a third scorer."""
+"""Column with log-probs of a third scorer, which is neither the rollout engine nor the trainer."""
 PARTIAL_COLUMNS: tuple[str, ...] = (
     "ref_log_probs",
     REFERENCE_COLUMN,

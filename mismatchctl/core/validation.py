@@ -1,4 +1,4 @@
-"""Finite numbers in stored models: overflow and NaN become a status instead of a value."""
+"""Pydantic models without NaN and infinity: such a value becomes null, and the field `status` contains the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIZE_LIMITS = {
 
 
 def explain_error(error: ValidationError, model: type[BaseModel], most: int | None = None) -> str:
-    """Describe at most `most` errors of a model's data in one line."""
+    """Describe the validation errors of a model in one line. At most `most` errors are described."""
     return "; ".join(_explain_problem(problem, model) for problem in error.errors()[:most])
 
 
@@ -84,7 +84,7 @@ LARGEST_SUM = 1e300
 
 
 def cap_sum(value: float) -> float:
-    """Limit a sum to +-LARGEST_SUM. NaN, the result of an overflow, becomes LARGEST_SUM."""
+    """Limit a sum to +-LARGEST_SUM. An overflow can also give NaN, which becomes LARGEST_SUM."""
     return LARGEST_SUM if math.isnan(value) else float(min(max(value, -LARGEST_SUM), LARGEST_SUM))
 
 
@@ -97,7 +97,7 @@ _POWERS = np.array([float(10**power) for power in range(23)])
 
 
 def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
-    """Round finite values to at most 15 significant digits: by a multiplication if it is exact, else as text."""
+    """Round finite values to at most 15 significant digits. Values that numpy may round wrongly become text first."""
     size: NDArray[np.float64] = np.abs(values)
     with np.errstate(all="ignore"):
         power = digits - 1 - np.floor(np.log10(size))
@@ -114,7 +114,7 @@ def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.fl
 
 
 CappedSum = Annotated[float, BeforeValidator(cap_sum)]
-"""A required number that may have overflowed."""
+"""A required number. If it overflowed, it is limited to LARGEST_SUM."""
 
 
 def replace_nonfinite(data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The files of a dump: their footers, columns and layouts, checks that they agree, and their division into parts."""
+"""Match the columns of a dump's files with the schema, check that the files agree, and divide them into parts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
 
 STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
-"""Columns that must be usable if a file has them, like per-token columns. Other unusable columns are ignored."""
+"""Columns whose wrong type is an error, like the wrong type of a per-token column. Other such columns are ignored."""
 
 _SHOWN_COLUMNS = 12
 _PARALLEL_REQUESTS = 16
@@ -112,7 +112,7 @@ class DumpFile:
 
 @dataclass(frozen=True)
 class ReadUnit:
-    """A part of a file that can be read independently: row groups, or whole sequences if rows are tokens."""
+    """A part of a file that can be read independently: row groups, or whole sequences if a row is a token."""
 
     index: int
     file: DumpFile
@@ -219,7 +219,7 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Names of columns that `--column`, aliases of frameworks and `--by` define."""
+    """Settings for matching columns: names from `--column`, frameworks' names (`aliases`), and columns for `--by`."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -329,7 +329,7 @@ ALWAYS_READ_COLUMNS = (
 
 @dataclass
 class Catalog:
-    """The usable files of a dump, and the problems of the other files, which raise an error without `skip`."""
+    """The usable files of a dump. With `skip`, `problems` contains the other files. Without it, they raise an error."""
 
     skip: bool
     files: list[DumpFile] = field(default_factory=list)
@@ -431,7 +431,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
 
 
 def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
-    """Check that the files of a run have the same type for a column. Raise an error, or leave out the unusual files."""
+    """Check that a column has one type in all files of a run. Else raise an error, or leave out the unusual files."""
     remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
@@ -471,12 +471,12 @@ SEQUENCE_KEYS = ("sequence_id", "step", "run")
 
 _PIECE_ROWS = 1 << 21
 UNIT_TOKENS = 3 << 20
-"""Row groups up to this number of tokens are read together, because each unit has a fixed cost."""
+"""Adjacent row groups are read together up to this number of tokens, because each part has a fixed cost."""
 
 
 @dataclass(frozen=True)
 class _Survey:
-    """Starts and keys of the sequences. A part must not begin at a sequence whose `cuttable` is false."""
+    """First row and keys of each sequence. `cuttable` is False if no part may begin with the sequence."""
 
     starts: Ints
     keys: pa.Table
@@ -484,18 +484,18 @@ class _Survey:
 
 
 SplitSequences = Mapping[int, Mapping[int, str]]
-"""By file index and first row: the problem of each sequence whose tokens are in several places."""
+"""File index -> first row -> problem, for sequences whose rows are in several places."""
 
 
 def plan_units(catalog: Catalog) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
-    """Divide all files into independent parts. Unreadable files are removed from `catalog`."""
+    """Divide the files into parts that can be read independently. Unreadable files are removed from `catalog`."""
     surveyed: list[tuple[DumpFile, _Survey | None]] = []
     for file in catalog.files:
         try:
             surveyed.append((file, _survey_file(file) if file.layout == "long" else None))
         except DataError as error:
             catalog.reject(error)
-    catalog.files = [  # numbered per run, so that a new file changes no number of another run or of an earlier file
+    catalog.files = [  # a new file does not change the numbers of earlier files and of other runs
         replace(file, index=(rank << 32) + number)
         for rank, (_, run) in enumerate(groupby((file for file, _ in surveyed), key=lambda file: file.run))
         for number, file in enumerate(run)
@@ -579,7 +579,7 @@ def _survey_file(file: DumpFile) -> _Survey:
 
 
 def _long_units(file: DumpFile, survey: _Survey) -> Iterator[ReadUnit]:
-    """Yield parts. Each part starts at the first sequence of a row group."""
+    """Yield parts. Each part starts with a sequence, the first of its row group that may begin a part."""
     cuts: list[tuple[int, int]] = []
     edges = np.searchsorted(survey.starts, np.append(0, np.cumsum(file.contents.rows))).tolist()
     for row_group, (begin, end) in enumerate(pairwise(edges)):
@@ -619,7 +619,7 @@ def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
 def _find_scattered_sequences(
     tables: Sequence[pa.Table], paths: Mapping[int, str]
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Yield (file, row, problem, remedy) for sequences that start more than once."""
+    """Yield (file, row, problem, remedy) for each piece of a sequence whose rows are in several places."""
     if not tables:
         return
     import pyarrow.compute as pc

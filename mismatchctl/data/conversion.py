@@ -1,4 +1,4 @@
-"""Convert files to one Parquet dump, join columns of other files, and pair the files of the two sides."""
+"""Convert files to one Parquet dump, add columns of other files, and join a rollout file with a train file."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ Key = tuple[str | None, ...]
 
 
 class JoinedColumns:
-    """Columns of Parquet files or of files of a framework, which are added to the sequences with the same id."""
+    """Columns of other files (Parquet or a framework's), which are added to the sequences with the same id."""
 
     def __init__(self, place: Path) -> None:
-        """Match the columns. A canonical column name takes precedence over a framework's alias."""
+        """Read the files at `place`. If two columns have the same meaning, the canonical name takes precedence."""
         self._place = place
         self._rows: dict[tuple[str, ...], dict[Key, int]] = {}
         self.found = 0
@@ -75,7 +75,7 @@ class JoinedColumns:
             raise DataError("this file has no sequence_id, so its rows cannot be matched", file=str(path))
         added = [name for name in COLUMN_TYPES if name in self.columns and name not in batch.schema.names]
         derived = "prompt_id" in batch.schema.names and batch.schema.field("prompt_id").metadata == DERIVED
-        if "prompt_id" in self.columns and derived:  # ids of another joined file are better
+        if "prompt_id" in self.columns and derived:  # ids of a joined file replace hashes of the prompts
             batch = batch.drop_columns(["prompt_id"])
             added.append("prompt_id")
         if keys not in self._rows:
@@ -158,7 +158,7 @@ def open_parquet_dump(place: str) -> Dump:
 
 
 def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Read all columns of a file and its Hive partition with canonical names, at most `rows` rows at a time."""
+    """Yield batches of at most `rows` rows with all columns of a file and its Hive values, under canonical names."""
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
@@ -269,9 +269,9 @@ def _count_tokens(batch: pa.RecordBatch) -> int:
 
 
 IDS = ("sequence_id", "id", "request_id", "custom_id")
-"""Equivalent names of the column with the id of a sequence."""
+"""Possible names of the column with the sequence ids."""
 _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
-"""Names of log-probs without a side. The option that names the file determines the side."""
+"""Names of log-probs without a side. The side depends on the option, `--rollout` or `--train`."""
 
 
 class PairedTable(NamedTuple):
@@ -316,7 +316,7 @@ def _named(keys: Sequence[Key]) -> str:
 
 @dataclass(frozen=True)
 class _Side:
-    """One of the two files. `sources` are the columns that may contain its log-probs."""
+    """The rollout file or the train file. `sources` are the columns that may contain the file's log-probs."""
 
     path: Path
     canonical: str
@@ -376,7 +376,7 @@ def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
 
 
 def _names(table: pa.Table, canonical: str) -> list[str]:
-    """Return the columns that may contain the log-probs of a side, the most likely first."""
+    """Return the columns that may contain the log-probs named `canonical`, the most likely first."""
     known = [name for name in table.schema.names if canonical_name(name) == canonical]
     return [name for name in dict.fromkeys((canonical, *known, *_GENERIC)) if name in table.schema.names]
 
@@ -395,7 +395,7 @@ def _find_log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -
 
 
 _Window = tuple[str, list[Any], slice]
-"""The name of a column of log-probs, its values for the response, and their place in the row."""
+"""(name of a log-prob column, its values for the response, position of these values in the row)."""
 
 
 @dataclass(frozen=True)
@@ -419,7 +419,7 @@ class _Row:
         return DataError(problem, file=str(self.side.path), row=self.number, column=column, remedy=remedy)
 
     def windows(self) -> list[_Window]:
-        """Return possible responses: the span of the mask, all values, and the values before padding."""
+        """Return candidates for the response: the values inside the mask, all values, and the values before padding."""
         found: list[_Window] = []
         for name in self.side.sources:
             values = self.get(name)
@@ -451,7 +451,7 @@ def _span(flags: Sequence[Any]) -> slice:
 
 
 def _join(rollout: _Row, train: _Row) -> tuple[dict[str, Any], bool]:
-    """Return the joined row, and True if the token ids of the two files differ."""
+    """Join two rows. Also return True if both rows have token ids and these ids differ."""
     sides = list(zip((rollout, train), _match_windows(rollout.windows(), train.windows()), strict=True))
     row: dict[str, Any] = {}
     tokens = []

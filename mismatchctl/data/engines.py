@@ -30,13 +30,14 @@ from mismatchctl.io import __version__
 from mismatchctl.io.process import container_bytes, ordered_map, system_bytes
 
 SHARD_TOKENS = 1 << 24
-"""Approximate tokens per shard. Large files become several shards, so that few groups are open at a time."""
+"""Approximate tokens per shard. Large files become several shards, so that sums of few steps are in memory at a time.
+"""
 TOKENS_PER_SEQUENCE = 16
 """The sums of a sequence take as much memory as this number of tokens."""
 
 
 Work = Callable[[Dump, ReadUnit], Any]
-"""A computation on one part of a dump, which can be pickled. Its results are merged with `+` in input order."""
+"""A function that processes one part of a dump and can be pickled. The results are merged in the order of the parts."""
 Shard = tuple[ReadUnit, ...]
 """Adjacent parts of one file."""
 
@@ -49,7 +50,7 @@ class Engine(Protocol):
 
 
 def list_shards(dump: Dump) -> Iterator[Shard]:
-    """Group the parts of a dump into shards. The division of a file depends only on this file."""
+    """Group the parts of each file into shards. The shards of a file do not depend on other files."""
     for _, own in groupby(dump.units, key=lambda unit: unit.file.index):
         units: list[ReadUnit] = []
         total = 0
@@ -63,7 +64,7 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
 
 
 PROCESS_BYTES = 450_000_000
-"""Memory of the process before data is read: the interpreter, libraries, and sums of open groups."""
+"""Memory of the process before data is read: the interpreter, libraries, and sums of unfinished steps."""
 BYTES_PER_TOKEN = 90
 """Peak memory per token while a part of the dump is read, in bytes."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
@@ -77,7 +78,7 @@ def parse_size(text: str) -> int:
 
 
 def estimate_unit_bytes(unit: ReadUnit) -> int:
-    """Estimate the memory that is needed to read a part. Large parts are decoded in pieces."""
+    """Estimate the memory for reading a part. A large part is decoded in pieces, so the estimate has an upper limit."""
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
 
 
@@ -106,7 +107,7 @@ class LocalEngine:
     """Runs work in threads of this process."""
 
     threads: int | None = None  # parts read at the same time, by default one per processor
-    memory: int | None = None  # limit in bytes, by default half of the memory, which may reduce the number of threads
+    memory: int | None = None  # limit in bytes, by default half of the memory. It can reduce `threads`
 
     def map(self, work: Work, dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
         memory = self.memory
@@ -125,7 +126,7 @@ class LocalEngine:
 
 @dataclass
 class IncrementalEngine:
-    """Runs work repeatedly on a growing dump, and keeps the results of unchanged files in memory."""
+    """Processes a growing dump again and again. The results of unchanged files are kept in memory."""
 
     engine: Engine
     _parts: dict[bytes, bytes] = field(default_factory=dict)
@@ -147,14 +148,14 @@ class IncrementalEngine:
 RETRIES = 5
 """Number of times a shard is retried if its worker or node was lost."""
 _SHARDS_AHEAD = 3
-"""Shards in flight per processor of the cluster, including finished shards that wait for their turn."""
+"""Number of submitted shards per processor. Finished shards whose results wait for earlier shards are included."""
 
 _CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Runs work as tasks on a Ray cluster. Every worker must find the dump under the same path."""
+    """Runs work as tasks on a Ray cluster. The dump must have the same path on every worker."""
 
     address: str | None = None
 
@@ -178,7 +179,7 @@ class RayEngine:
 
 @contextlib.contextmanager
 def _connect(address: str | None) -> Iterator[Any]:
-    """Connect to Ray, if necessary. Ray prints to stdout, which is reserved for results, so stdout is redirected."""
+    """Connect to Ray unless this process is connected already. Ray's messages on stdout go to stderr."""
     try:
         import ray
     except ImportError:

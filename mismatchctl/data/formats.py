@@ -1,4 +1,4 @@
-"""Arrow types and arrays, and the metadata and columns of Parquet files, Arrow files and tables in memory."""
+"""Read Parquet files, Arrow files and tables in memory: their metadata, and columns as Arrow or numpy arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", 
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values, without dictionary encoding or extension type."""
+    """Return the type of the stored values of an extension or dictionary type. Other types are returned unchanged."""
     while isinstance(kind, (pa.BaseExtensionType, pa.DictionaryType)):
         kind = kind.value_type if isinstance(kind, pa.DictionaryType) else kind.storage_type
     return kind
@@ -49,7 +49,7 @@ _NUMBERS = ("float", "integer", "decimal")
 
 
 def classify(kind: pa.DataType) -> tuple[int, str]:
-    """Return the depth of nested lists, and the kind of their values: a key of `VALUE_KINDS` or a type."""
+    """Return the number of nested lists, and the kind of the values in them: a key of `VALUE_KINDS` or a type name."""
     depth, kind = 0, plain_type(kind)
     while is_list(kind):
         depth, kind = depth + 1, plain_type(kind.value_type)
@@ -100,7 +100,7 @@ _LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
 
 
 def _shorten_texts(array: pa.Array) -> pa.Array:
-    """Shorten long strings, because each row of a small file may refer to the same huge string."""
+    """Replace the middle of long strings by a hash, because all rows of a small file may refer to one huge string."""
     import pyarrow.compute as pc
 
     if not len(array) or (pc.max(pc.binary_length(array)).as_py() or 0) < _LONG_TEXT:
@@ -119,7 +119,7 @@ def _shorten_texts(array: pa.Array) -> pa.Array:
 
 
 def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return the column as a single array, without dictionary encoding or extension type."""
+    """Convert a column to one array without dictionary encoding, extension type and very long strings."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):
@@ -136,7 +136,7 @@ def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True)
 class ListColumn:
-    """Flat values of a list column: row i is `values[starts[i] : starts[i] + lengths[i]]`. A null row is empty."""
+    """A list column. The list in row i is `values[starts[i] : starts[i] + lengths[i]]`, and a null list is empty."""
 
     values: pa.Array
     starts: Ints
@@ -145,9 +145,9 @@ class ListColumn:
 
     @classmethod
     def of(cls, array: pa.Array) -> ListColumn:
-        # `flatten` would drop the values of null rows. `values` is the child array of the whole array, also for a
-        # slice, so the offsets of the slice are applied to it.
-        if isinstance(array.type, _LIST_VIEWS):  # a cast to lists would assume that they are in order
+        # `flatten` would drop the values of null rows. `values` belongs to the whole array even if `array` is a slice,
+        # so the offsets of the slice select from it.
+        if isinstance(array.type, _LIST_VIEWS):  # a cast to lists would assume that the views are in order
             starts = array.offsets.to_numpy().astype(np.int64, copy=False)
             lengths = array.sizes.to_numpy().astype(np.int64, copy=False)
         elif pa.types.is_fixed_size_list(array.type):
@@ -162,7 +162,7 @@ class ListColumn:
             null = array.is_null().to_numpy(zero_copy_only=False)
             lengths = np.where(null, 0, lengths)
         values = to_plain_array(array.values)
-        if pa.types.is_null(values.type):  # some writers store empty lists like this
+        if pa.types.is_null(values.type):  # some writers use this type if all lists are empty
             values = values.cast(pa.float32())
         return cls(values, starts, lengths, null)
 
@@ -171,7 +171,7 @@ class ListColumn:
         return np.zeros(len(self.lengths), np.bool_) if self.null is None else self.null
 
     def flat(self, keep: Bools | None) -> pa.Array:
-        """Return the elements of the rows in `keep` (`None`: all rows), without a copy if the rows are adjacent."""
+        """Concatenate the lists of the rows in `keep` (`None`: all rows). Adjacent rows are not copied."""
         starts = self.starts if keep is None else self.starts[keep]
         lengths = self.lengths if keep is None else self.lengths[keep]
         ends = starts + lengths
@@ -191,7 +191,7 @@ def find_nulls(array: pa.Array) -> Bools | None:
 
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:
-    """Convert numbers or flags to numpy, without a copy if possible. The value of a null is undefined."""
+    """Convert numbers or flags to numpy, without a copy if possible. A null gets an arbitrary value."""
     if array.null_count:
         array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
     if pa.types.is_decimal(array.type):
@@ -201,7 +201,7 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
 
 
 def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
-    """Convert values per sequence to int64, float64 (NaN for null) or objects (`None` for null, int for large ids)."""
+    """Convert per-sequence values to int64, float64 (null becomes NaN), or objects (strings, flags, large ids)."""
     kind = array.type
     number = column is not None and column.kind is not ColumnKind.ID
     if pa.types.is_boolean(kind) and number:
@@ -222,7 +222,7 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Convert float ids: whole numbers to integers, NaN to `None`, others to strings. A fractional step is kept."""
+    """Restore ids that were stored as floats: 3.0 becomes 3, NaN becomes `None`, 3.5 becomes "3.5" (step: 3.5)."""
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
     if are_whole.all():
@@ -257,7 +257,7 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Convert values to strings or flags. Bytes that are not UTF-8 are escaped, also in strings of Parquet files."""
+    """Convert values to strings, but keep flags. In strings, bytes that are not UTF-8 are escaped."""
     kind = plain_type(array.type)
     is_fixed = pa.types.is_fixed_size_binary(kind)
     if describe_type(kind) == TEXT_TYPE or describe_type(kind).endswith("binary") or is_fixed:
@@ -277,7 +277,7 @@ def _object_array(values: list[Any]) -> NDArray[Any]:
 
 
 def find_changes(array: pa.Array) -> Bools:
-    """Return flags [N - 1] of the values that differ from the previous value. Null equals null, and NaN equals NaN."""
+    """Return a flag per value, except for the first: True if it differs from the previous value. NaN equals NaN."""
     import pyarrow.compute as pc
 
     if pa.types.is_floating(array.type):  # the encoder compares bits: make all zeros and all NaN equal
@@ -296,7 +296,7 @@ _SAMPLE_ROWS = 256
 
 @dataclass(frozen=True)
 class FileContents(ABC):
-    """Metadata of a file, which are known before a column is decoded. The metadata can be sent to other processes."""
+    """Metadata of a file, which are read before the columns. The metadata can be sent to other processes."""
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]
@@ -320,7 +320,7 @@ class FileContents(ABC):
             return [None] * len(self.rows)  # decoding will report the error
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """Return True if all values of a column are null or empty. `opening` opens the file."""
+        """Return True if a column contains only nulls and empty lists. `opening` opens the file."""
         filled = [group for group, rows in enumerate(self.rows) if rows]
         try:
             with opening as file:
@@ -334,12 +334,12 @@ class FileContents(ABC):
 
     @abstractmethod
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
-        """Decode columns of some groups, as one table or a table per group."""
+        """Decode columns of some row groups. Yield one table, or one table per row group."""
 
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode columns of some row groups, as one table or in pieces of `rows` rows."""
+        """Decode columns of some row groups. Yield one table, or tables of at most `rows` rows."""
         tables = self.read_groups(file, groups, columns)
         if rows is None:
             yield pa.concat_tables(tables)
@@ -359,7 +359,7 @@ _SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
 
 @dataclass(frozen=True)
 class ArrowMessage:
-    """The position of an Arrow message, and the sizes of its arrays if it is a record batch."""
+    """The position of an Arrow message. If it is a record batch: also its rows and the lengths of its arrays."""
 
     kind: int
     start: int
@@ -370,7 +370,7 @@ class ArrowMessage:
 
 @dataclass(frozen=True)
 class ArrowContents(FileContents):
-    """Metadata of an Arrow file or stream. Its row groups are record batches."""
+    """Metadata of an Arrow file or stream. A row group is a record batch."""
 
     stream: bool
     batches: tuple[ArrowMessage, ...] = field(repr=False)
@@ -417,7 +417,7 @@ class ArrowContents(FileContents):
         return None
 
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
-        """Decode record batches. Only the named columns are read. Offsets are verified."""
+        """Decode record batches. Only the named columns are read, and the offsets of lists are verified."""
         fields = [self.schema.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         reader = None if self.stream else pa.ipc.open_file(file, options=options)
@@ -517,7 +517,7 @@ def _read_batch_offsets(file: pa.NativeFile) -> list[int]:
 
 
 def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
-    """Read the flatbuffer of the message at `start`, without its data."""
+    """Read the header of the message at `start`, but not its data."""
     head = file.read_at(_FIRST_READ, start)
     first, second = struct.unpack_from("<ii", head)
     prefix, length = (8, second) if first == -1 else (4, first)  # versions before 0.15 do not have the marker
@@ -571,7 +571,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ParquetContents(FileContents):
-    """Metadata of a Parquet file. Its groups are row groups."""
+    """Metadata of a Parquet file."""
 
     footer: pq.FileMetaData = field(repr=False, compare=False)
     group_name: ClassVar[str] = "row group"
@@ -608,7 +608,7 @@ class ParquetContents(FileContents):
         return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Describe a column that needs far more memory than the file. A log-prob takes at least one bit of the file."""
+        """Describe a column with too much text, or with too many values per row or per byte of the file."""
         for group in groups:
             row_group = self.footer.row_group(group)
             for name in columns:
@@ -640,7 +640,7 @@ class ParquetContents(FileContents):
 
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
         lists: dict[str, pa.Array] = {}
-        # Loading the compiled loops for this alone takes longer than it saves. An object store needs large requests.
+        # Loading compiled loops only for this would take longer than it saves. Object stores need larger requests.
         if compiled_loops_in_use() and isinstance(file, pa.OSFile):
             from mismatchctl.data.parquet_pages import read_lists
 
@@ -652,7 +652,7 @@ class ParquetContents(FileContents):
         yield table.select(columns) if lists else table
 
     def _open(self, file: pa.NativeFile, columns: list[str], buffer_size: int = 0) -> pq.ParquetFile:
-        """Open a file with verified checksums. Texts stay dictionary-encoded, since rows may share one long text."""
+        """Open a file so that checksums are verified. Strings stay dictionary-encoded, which saves memory."""
         return pq.ParquetFile(
             file,
             metadata=self.footer,
@@ -663,7 +663,7 @@ class ParquetContents(FileContents):
         )
 
     def _leaf(self, column: str) -> int | None:
-        """Return the index of the first leaf of a column, whose metadata contains the column's statistics and sizes."""
+        """Return the index of a column's first leaf in the footer, which contains its statistics, or None."""
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path
             if path == column or path.startswith(f"{column}."):
@@ -696,7 +696,7 @@ SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
 
 
 def is_dump_file(path: str, store: Store) -> bool:
-    """Return True if the file has a dump suffix or signature. Spark and Ray can omit the suffix."""
+    """Return True if the suffix or the first bytes of a file show a dump. Files of Spark and Ray can lack a suffix."""
     return path.lower().endswith(SUFFIXES) or store.read_start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
 
 

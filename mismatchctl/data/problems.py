@@ -1,4 +1,4 @@
-"""Bad data: faults of rows, patterns over all rows, and data that was left out."""
+"""Problems in the data: bad values, patterns that all bad rows have in common, and counts of skipped data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mask_remedy() -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of bad value in some rows."""
+    """One kind of bad value, and the rows that contain it."""
 
     column: str
     reason: str
@@ -40,10 +40,10 @@ class Fault:
     row: int  # of the first bad value, which `problem` describes
     problem: str
     remedy: str = field(default_factory=skip_remedy)
-    pattern: tuple[str, str] | None = None  # common property of all sequences, and the remedy
+    pattern: tuple[str, str] | None = None  # (what all these rows have in common, remedy), if known
 
     def error(self, path: str, name: str) -> DataError:
-        """Return the fault as an error. `name` is the name of the column in the file at `path`."""
+        """Return an error about the first bad row. `name` is the column's name in the file."""
         return DataError(self.problem, file=path, row=self.row, column=self._shown(name), remedy=self.remedy)
 
     def _shown(self, name: str) -> str:
@@ -52,7 +52,7 @@ class Fault:
     def column_error(
         self, path: str, name: str, rows: int, extent: tuple[float, float], count: Callable[[], int]
     ) -> DataError:
-        """Return an error about all rows if all rows have the fault. Otherwise, the error is about the first row."""
+        """Return an error about the column if all its `rows` rows have the fault, else about the first row."""
         found = self.pattern or self._describe_all(rows, *extent)
         if rows < _FEWEST_ROWS or found is None or count() < rows:
             return self.error(path, name)
@@ -86,9 +86,9 @@ class Fault:
 
 
 _FEWEST_ROWS = 2
-"""A fault in all rows is described as a fault of the column if there are at least this many rows."""
+"""If at least this number of rows all have a fault, the error describes the column instead of a row."""
 EXAMPLE_ROWS = 32
-"""Maximum number of rows with lists of different lengths whose values are kept."""
+"""Maximum number of rows with lists of different lengths whose values are kept as examples."""
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
 _ENDS = {
     "last": "the lists agree from the start, so the extra elements are at the end",
@@ -98,7 +98,7 @@ _ENDS = {
 
 
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
-    """Return which elements of the longer lists are extra, in most pairs: "first", "last", "every second", or ""."""
+    """Return which elements of the longer lists are extra: "first", "last", "every second", or "" if unclear."""
     votes: Counter[str] = Counter()
     pairs = list(pairs)
     for pair in pairs:
@@ -119,7 +119,7 @@ def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str
 def describe_lengths(
     column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """Describe that one list is longer than another list by the same number of elements in all rows."""
+    """If `apart`, the difference of the lengths in each row, is constant: describe the difference, and a remedy."""
     if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
         return None
     count = abs(int(apart[0]))
@@ -135,7 +135,7 @@ def describe_lengths(
 
 @dataclass(frozen=True)
 class UnequalRow:
-    """A row whose lists have different lengths: file, row, lengths by column, and log-probs."""
+    """A row whose lists differ in length: the length of each column, and the log-probs as an example."""
 
     file: int
     row: int
@@ -145,7 +145,7 @@ class UnequalRow:
 
     @property
     def odd_column(self) -> str:
-        """Return the column whose length differs from the other columns, or "" if several columns differ."""
+        """Return the column whose length differs from the length of all others, or "" if there is no such column."""
         common, _ = Counter(list(self.lengths.values())[::-1]).most_common(1)[0]
         odd = [column for column, length in self.lengths.items() if length != common]
         return odd[0] if len(odd) == 1 else ""
@@ -156,7 +156,7 @@ class LengthMismatch:
     """Rows of one run whose lists have different lengths."""
 
     count: int = 0
-    columns: Mapping[str, int] = field(default_factory=dict)  # rows with another length than rollout_log_probs
+    columns: Mapping[str, int] = field(default_factory=dict)  # rows by column that differs from rollout_log_probs
     examples: tuple[UnequalRow, ...] = ()
 
     def __add__(self, other: LengthMismatch) -> LengthMismatch:
@@ -174,7 +174,7 @@ class LengthMismatch:
         return f"in row {one.row:,}, {name} has {one.lengths[name]:,} elements and the other lists have {others:,}"
 
     def pattern(self) -> str:
-        """Describe the common difference of the lengths of the two log-prob lists, or ""."""
+        """Describe the relation of the lengths of rollout and train log-probs in all examples, or return ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""
@@ -199,12 +199,12 @@ class LengthMismatch:
         return ""
 
     def overlap(self) -> str:
-        """Return the end (first or last) that is equal in the two log-prob lists, or ""."""
+        """Describe which elements rollout and train log-probs share, such as the first ones. "" if unknown."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
 
 
 class ProblemExample(NamedTuple):
-    """The first bad value of a kind in a file."""
+    """The first example of one kind of bad value in a file."""
 
     row: int
     column: str
@@ -213,13 +213,13 @@ class ProblemExample(NamedTuple):
 
 @dataclass
 class Problems:
-    """Data left out by `--on-bad skip` or `mask`, by file path. Each thread counts in its own object."""
+    """Counts of the data that `--on-bad skip` or `mask` left out. Each thread counts in its own object."""
 
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason, some by several
-    examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first example by reason
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by (path, reason), some several times
+    examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first example by (path, reason)
     skipped: Counter[str] = field(default_factory=Counter)  # sequences
     files: dict[str, str] = field(default_factory=dict)  # files left out, and the reason
-    masked: Counter[tuple[str, str]] = field(default_factory=Counter)  # valid tokens without a value, by column
+    masked: Counter[tuple[str, str]] = field(default_factory=Counter)  # valid tokens without a value, by (path, column)
     tokens: Counter[str] = field(default_factory=Counter)  # tokens in the sequences that were left out
 
     def __bool__(self) -> bool:
@@ -230,7 +230,7 @@ class Problems:
         return self.skipped.total()
 
     def add(self, path: str, faults: Iterable[Fault], tokens: int = 0) -> None:
-        """Count the faults in a block of a file, and the tokens of the affected sequences."""
+        """Count the faulty sequences of a block, and `tokens`, the number of tokens in these sequences."""
         rows: set[int] = set()
         for fault in faults:
             rows.update(fault.sequences.tolist())

@@ -66,10 +66,10 @@ def open_dump(
 ) -> Dump:
     """Open the files of a dump and divide them into parts. `Dump.read` decodes tokens later.
 
-    `rename` maps canonical names to names in the files, and `aliases` framework names to canonical names. `wanted` are
-    optional columns that the caller uses. `watched` are more columns, whose values are read without checks. `on_bad`:
-    "error" raises for bad data, "skip" leaves it out and counts it, and "mask" only masks and counts tokens without a
-    value.
+    `rename` maps canonical names to column names in the files. `aliases` maps names of frameworks to canonical names.
+    `wanted` are optional columns that the caller uses. `watched` are further columns for `Rows`, and their values are
+    not checked. If data is bad, "error" raises an error, "skip" leaves it out and counts it, and "mask" masks and
+    counts tokens without a value, but raises an error for other bad data.
     """
     if on_bad not in get_args(BadDataPolicy):
         raise ConfigError(f"{option('on_bad')} must be error, skip or mask, found {on_bad!r}")
@@ -83,9 +83,9 @@ def open_dump(
 
 
 class Dump:
-    """Files that are ready to be read, in canonical order: by run, then by name in natural order.
+    """The files of a dump, ready to be read. They are sorted by run, and then by name in natural order.
 
-    `problems` are the files that were left out (`on_bad="skip"`). `read` counts the problems inside of files.
+    `problems` contains the files that were left out (`on_bad="skip"`). `read` counts the problems inside of files.
     `unread` are files in the given folders that contain dump data but are not named like a dump.
     """
 
@@ -114,7 +114,7 @@ class Dump:
         return any(column in file.columns or column in file.partition for file in self.files)
 
     def select(self, units: Sequence[ReadUnit]) -> Dump:
-        """Return a small copy of the dump with some parts, which can be sent to another process."""
+        """Return a copy of the dump with only some parts. The copy is small, so it can be sent to another process."""
         part, own = copy.copy(self), tuple(units)
         part.files = tuple({unit.file.index: unit.file for unit in own}.values())
         part.paths = {file.index: file.path for file in part.files}
@@ -162,7 +162,7 @@ class Dump:
                 yield batch
 
     def _explain(self, block: DecodedBlock, file: DumpFile) -> DataError:
-        """Return the error about the first fault, or about its column if all rows have the fault."""
+        """Return an error about the first fault. If all rows have this fault, the error describes the column."""
         first = min(block.faults, key=lambda fault: fault.row)
         name = escape_unprintable(file.columns.get(first.column, first.column))
         units = [unit for unit in self.units if unit.file.index == file.index]
@@ -221,7 +221,7 @@ class Dump:
         return read_long(unit, [*columns, POSITION_COLUMN], self._broken.get(file.index, {}), watched)
 
     def token_ids(self, file_index: int, chosen: Collection[int]) -> dict[int, NDArray[Any]]:
-        """Return the ids of the valid tokens of some sequences by row number. Rows without token ids are left out."""
+        """Map row numbers of a file to the ids of the valid tokens. Rows without token ids are left out."""
         wanted, found = np.unique(np.fromiter(chosen, np.int64, len(chosen))), {}
         part = copy.copy(self)
         part._columns, part._watched = (*REQUIRED_COLUMNS, MASK_COLUMN, "run"), (TOKEN_IDS_COLUMN,)
@@ -273,7 +273,7 @@ class UnknownColumn:
 
 @dataclass(frozen=True)
 class BadValues:
-    """One kind of bad value: the number of affected sequences, and the first example."""
+    """One kind of bad value: the number of sequences that contain it, and the first example."""
 
     column: str
     reason: str

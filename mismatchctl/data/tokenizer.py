@@ -45,7 +45,7 @@ class Vocabulary:
 
 
 def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
-    """Load a vocabulary. Without a name, ids are shown as bytes if all are below 256, else as numbers."""
+    """Load a vocabulary. Without a name, ids are shown as bytes if they are 0 to 256, else as numbers."""
     text = "" if named is None else str(named)
     seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
     if text == "bytes" or (

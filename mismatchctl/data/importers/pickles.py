@@ -23,23 +23,23 @@ from mismatchctl.errors import DataError
 from mismatchctl.io.files import open_regular_file
 
 _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQefd])")
-"""Types of numpy that are numbers, strings or lists of values."""
+"""Types of numpy arrays that are read: numbers, strings, and objects."""
 _MOST_DIMENSIONS = 32
 _MOST_INTEGER_KEY = 1 << 24
 """Largest integer key of a dict. With larger integers, an attacker could choose keys with equal hashes."""
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
 """Time limit for reading a pickle, plus an allowance per byte of the file."""
 _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
-"""Tensors may take this multiple of the file's size, and this number of bytes in any case."""
+"""Limit on the bytes of all values in a file: this multiple of the file's size, plus this number of bytes."""
 
 
 class DamagedError(Exception):
-    """A file that is damaged, or that needs a class which is not allowed."""
+    """The file is damaged, or it needs a class that is not allowed."""
 
 
 def plain_dtype(text: Any) -> np.dtype[Any]:
     """Return a plain dtype by its code (`<f4`) or its name (`float32`)."""
-    name = text if isinstance(text, str) else type(text).__name__  # the text of another value could be endless
+    name = text if isinstance(text, str) else type(text).__name__  # str() of another value could be very long
     with suppress(TypeError, ValueError, SyntaxError, MemoryError):
         code = name if _PLAIN_DTYPE.fullmatch(name) else np.dtype(name).str
         if _PLAIN_DTYPE.fullmatch(code):
@@ -55,21 +55,21 @@ def _count_values(shape: Any) -> int:
 
 
 def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "C") -> NDArray[Any]:
-    """Return an array over bytes. The number of bytes must fit the shape."""
+    """Convert bytes to an array of a dtype and a shape. If the number of bytes does not fit, raise an error."""
     size = _count_values(shape)
-    if isinstance(data, str):  # as protocols below 3 write bytes
+    if isinstance(data, str):  # pickle protocols below 3 write bytes as strings
         data = data.encode("latin1")
     if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) != size * dtype.itemsize or dtype.hasobject:
         raise DamagedError(f"an array whose number of bytes does not fit its shape {tuple(shape)}")
     if not dtype.itemsize:
         return np.zeros(shape, dtype)
-    is_flags = dtype.kind == "b"  # a byte that is neither 0 nor 1 is no boolean to numpy
+    is_flags = dtype.kind == "b"  # numpy accepts only the bytes 0 and 1 as booleans
     flat = np.frombuffer(data, np.uint8 if is_flags else dtype)
     return (flat != 0 if is_flags else flat).reshape(shape, order="F" if order == "F" else "C")
 
 
 class _PickledDtype:
-    """A numpy dtype: its code and byte order. The rest of its pickled state is ignored."""
+    """A numpy dtype in a pickle. Only its code and its byte order are used."""
 
     def __init__(self, code: Any, *rest: Any) -> None:
         self.value = plain_dtype(code)
@@ -88,7 +88,7 @@ def _dtype_of(value: Any) -> np.dtype[Any]:
 
 
 class _PickledArray:
-    """A numpy array. The pickle first creates an empty array and then sets its contents."""
+    """A numpy array in a pickle. The pickle first creates an empty array and then sets its contents."""
 
     def __init__(self, *rest: Any) -> None:
         self.value: NDArray[Any] | None = None
@@ -123,14 +123,14 @@ class UnreadValue:
 
 @dataclass
 class _ByteBudget:
-    """Limit on the bytes of all values of a file, and the deadline for reading it."""
+    """Limits for reading one file: the bytes that its values may still take, and a deadline."""
 
     left: int
     until: float
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return the budget of a file of `size` bytes. It is larger than the file, because tensors may share bytes."""
+        """Return the limits for a file of `size` bytes. They allow more bytes, since tensors can share bytes."""
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:
@@ -143,7 +143,7 @@ class _ByteBudget:
 
 @dataclass(frozen=True)
 class _TensorStorage:
-    """The class of a torch storage, or a storage with its bytes and the rest of the file's byte budget."""
+    """A torch storage with its bytes. If it has no `data`, it stands for a class of torch storages."""
 
     kind: str
     data: memoryview | None = None
@@ -155,7 +155,7 @@ _BFLOAT16 = "bfloat16"
 
 
 def _build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, kind: str | None = None) -> Any:
-    """Return a tensor as an array over the bytes of the file, bfloat16 as float32."""
+    """Return a tensor as an array that refers to the bytes of the file. bfloat16 is converted to float32."""
     if not isinstance(storage, _TensorStorage) or storage.data is None or storage.room is None:
         raise DamagedError("a tensor without a storage")
     kind = kind or storage.kind
@@ -180,7 +180,6 @@ def _build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any,
 def _build_typed_tensor(
     storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, kind: Any, *rest: Any
 ) -> Any:
-    """Return a tensor whose dtype differs from its storage's."""
     return kind if isinstance(kind, UnreadValue) else _build_tensor(storage, offset, size, stride, kind=str(kind))
 
 
@@ -197,7 +196,7 @@ def _build_bytes(data: Any = b"", encoding: Any = "latin1") -> bytes:
 
 
 class _PlainDict(dict[Any, Any]):
-    """A dict of strings and small integers. An attacker could make the hashes of other keys collide."""
+    """A dict with strings and small integers as keys. With other keys, an attacker could make their hashes equal."""
 
     def __init__(self, pairs: Any = ()) -> None:
         super().__init__()
@@ -275,7 +274,7 @@ class _Memo(dict[int, Any]):
 
 
 class _DataUnpickler(pickle._Unpickler):
-    """Unpickler of plain values, in Python, because the unpickler in C allocates memory for any memo index."""
+    """Unpickler of plain values. Python's unpickler in C would allocate as much memory as a damaged file asks for."""
 
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
@@ -307,7 +306,7 @@ class _DataUnpickler(pickle._Unpickler):
     def _reduce(self) -> None:
         arguments = self.stack.pop()
         self.stack[-1] = value = self.stack[-1](*arguments)
-        if isinstance(value, (bytes, dict, tuple)):  # a copy: a small pickle can request many
+        if isinstance(value, (bytes, dict, tuple)):  # these are copies, and a small pickle can ask for many copies
             self._room.take(len(value))
 
     def _build(self) -> None:
@@ -353,7 +352,7 @@ def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] |
 
 
 def load_torch(path: Path, content: Any = None) -> Any:
-    """Read a torch file of plain values and tensors as arrays over its bytes."""
+    """Read a torch file of plain values and tensors. Each tensor becomes an array over the file's bytes."""
     with _explain_refusals(path):
         if not isinstance(content, (bytes, bytearray, memoryview, type(None))):
             raise DamagedError("contains an invalid torch file")
@@ -366,7 +365,7 @@ def load_torch(path: Path, content: Any = None) -> Any:
 
 @contextmanager
 def _explain_refusals(path: Path) -> Iterator[None]:
-    """Replace texts of the library's errors, because they may advise to trust the file."""
+    """Replace the messages of errors of the library, because they may advise users to trust the file."""
     try:
         yield
     except OSError:
@@ -380,7 +379,6 @@ def _explain_refusals(path: Path) -> Iterator[None]:
 
 
 def _open_bytes(path: Path) -> BytesIO | mmap.mmap:
-    """Return the bytes of a small file, or map a large file into memory."""
     with open_regular_file(path) as file:
         if os.fstat(file.fileno()).st_size <= _SMALL_BYTES:
             return BytesIO(file.read(_SMALL_BYTES))
@@ -388,7 +386,7 @@ def _open_bytes(path: Path) -> BytesIO | mmap.mmap:
 
 
 def _load_zip(stream: Any, data: memoryview, room: _ByteBudget) -> Any:
-    """Load a zip archive with a pickle and the bytes of each storage."""
+    """Load a torch file, which is a zip archive with one pickle and the bytes of each storage."""
     with zipfile.ZipFile(stream) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries.values()):

@@ -1,4 +1,4 @@
-"""Rows of imported files: align and mask the lists, and convert them to columns."""
+"""Read rows of frameworks' files: align and mask their lists, and convert them to Arrow columns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
 
 
 def find_candidates(place: Path, framework: str = "") -> list[Path]:
-    """Return the files at a path whose names fit a framework. A single file may have any name."""
+    """Return the files at a path whose names fit. If `framework` is given, a single file may have any name."""
     patterns = [pattern for layout in framework_layouts(framework) for pattern in layout.patterns]
     is_file = place.is_file()
     paths = sorted([place] if is_file else walk_files(place) if place.is_dir() else (), key=natural_key)
@@ -62,7 +62,7 @@ def _uncompressed_path(path: Path) -> Path:
 
 
 def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
-    """Return the layout that fits the name and the contents of a file, or the layout of the given framework."""
+    """Return the layout that fits a file. With `framework`, return that layout unless only another one fits."""
     chosen = framework_layouts(framework)[0] if framework else None
     file = OpenFile(path)
 
@@ -76,7 +76,7 @@ def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
 
 
 def refuse_incomplete(path: Path) -> None:
-    """Raise an error for a file that lacks a column of the framework that fits best."""
+    """Raise an error if a file looks like a framework's file, but lacks some of its columns."""
     if not any(one.keys and _matches_name(path, one.patterns) for one in framework_layouts()):
         return
     file = OpenFile(path)
@@ -95,7 +95,7 @@ def refuse_incomplete(path: Path) -> None:
 
 
 def is_rollout_only(path: str) -> bool:
-    """Return True if files with this name lack train log-probs."""
+    """Return True if files with this name contain no log-probs of the trainer."""
     return any(one.rollout_only and _matches_name(Path(path), one.patterns) for one in all_layouts().values())
 
 
@@ -138,7 +138,7 @@ class OpenFile:
         return read_json_lines(self.path)
 
     def torch(self, content: Any = None) -> Any:
-        """Load a torch file. The object is kept in memory, because it is recognized first and then read."""
+        """Load a torch file. The result is cached, because it is used to recognize the file and to read it."""
         if content is not None:
             return load_torch(self.path, content)
         status = self.path.stat()
@@ -203,11 +203,11 @@ TOKEN_COLUMNS = tuple(
 )
 _LOG_PROB_COLUMNS = tuple(name for name in TOKEN_COLUMNS if name.endswith("log_probs"))
 NEEDED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask")
-"""Columns that need a value in every row, if the layout declares them."""
+"""If a layout has one of these columns, every row needs a value in it."""
 
 
 DERIVED = {b"derived": b"hash of the prompt"}
-"""Metadata of a column that was derived, not read from the file. A joined column replaces it."""
+"""Metadata of a prompt_id column whose ids are hashes of the prompts. A joined prompt_id column replaces it."""
 
 
 def layout_schema(layout: FileLayout) -> pa.Schema:
@@ -380,7 +380,7 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
     tokens, most = 0, path.stat().st_size
     for rows in _split_rows(read_rows(layout, path)):
         tokens += sum(len(row["response_mask"]) for row in rows)
-        if path.suffix in (".pt", ".pkl") and tokens > most:  # they may refer to the same values any number of times
+        if path.suffix in (".pt", ".pkl") and tokens > most:  # rows may share values
             problem = f"contains {tokens:,} tokens in {most:,} bytes, which is only possible if rows share their values"
             raise DataError(problem, file=str(path), remedy="save a copy of the values for each row")
         columns = [pa.array([row[one.name] for row in rows], one.type) for one in layout_schema(layout)]
@@ -391,7 +391,7 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
 
 
 def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """Return the columns of `schema`. A column that the batch lacks is null."""
+    """Add the columns of `schema` that the batch lacks. They contain nulls."""
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
             problem = f"has {name}, but the files read before do not"

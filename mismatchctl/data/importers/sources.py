@@ -1,4 +1,4 @@
-"""Read and check all files of one source, and keep the rows as tables in memory."""
+"""Read the files of frameworks and of other formats, run by run, as tables in memory or in temporary files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 
 
 class ForeignRun:
-    """Files that are read as one run.
+    """Files of a framework that are read as one run.
 
     `missing` counts tokens without a log-prob. `copies` counts sequences that an earlier file also contains.
     """
@@ -54,7 +54,7 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
-        """Yield the sequences of a file. If no framework wrote the file, the result is empty."""
+        """Yield the sequences of a file. If it is not a file of a framework, yield nothing."""
         layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
@@ -152,7 +152,7 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Yield files of frameworks and of other formats as tables, run by run. With `skip`, errors are yielded too."""
+    """Replace each file that is not a dump by a table, run by run. With `skip`, also yield errors."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:
@@ -183,7 +183,7 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
 def _convert_run(
     named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
 ) -> tuple[list[ConversionOutcome], list[str]]:
-    """Read each file of a run. If the run has dumps, files that are not dumps become `None`."""
+    """Convert each file of a run to a table, or to `None` if no sequences are read from it. Also return notes."""
     place = os.path.commonpath(named)
     source = ForeignRun(place)
     paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]
@@ -224,7 +224,7 @@ def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
 
 
 def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
-    """Return the rows as a table, which can be stored in a temporary file. Return `None` without rows."""
+    """Return the rows as a table, or `None` if there are no rows. The table may be stored in a temporary file."""
     first = next(batches, None)
     if first is None:
         return None

@@ -1,4 +1,4 @@
-"""Dumps in common formats and responses of inference engines as Arrow tables. No code in a file is executed."""
+"""Read dumps in common formats, and responses of inference engines. No code in a file is executed."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MOST_BYTES = 1 << 34
 _EXPANSION, _SMALL = 64, 1 << 28
-"""A compressed archive may declare this many times its own size, and this many bytes in any case."""
+"""A compressed archive may expand to this multiple of its own size, and in any case to this number of bytes."""
 _FIRST = 1 << 22
-"""Number of bytes in which the first record of a file must end."""
+"""The first record of a file must end within this number of bytes."""
 _DEPTH = 3
 """Dimensions of a column: sequences, tokens, and values per token."""
 _TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
@@ -55,7 +55,7 @@ def is_table(path: Path) -> bool:
 
 
 def table_files(place: Path) -> list[Path]:
-    """Return the file, or the files of a folder with the most common suffix, in natural order."""
+    """Return the tables at a path. From a folder, return the files with the most common suffix, in natural order."""
     if place.is_file():
         return [place] if is_table(place) else []
     found = [path for path in walk_files(place) if is_table(path)]
@@ -82,14 +82,14 @@ def read_table(path: Path) -> pa.Table:
         return with_prompt_ids(_with_token_ids(READERS[path.suffix.lower()](path)))
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror or error})", file=str(path)) from error
-    except pl.exceptions.PanicException as error:  # no Exception: a defect of polars that a damaged file triggers
+    except pl.exceptions.PanicException as error:  # not an Exception. Damaged files can make polars panic
         raise DataError(
             f"cannot be read ({first_error_line(error)})", file=str(path), remedy="write it again"
         ) from None
 
 
 def as_dump(table: pa.Table, path: Path) -> pa.Table:
-    """Return the table of a dump. Numbers that were printed from float32 become float32 again."""
+    """Return a table as a dump. If float32 numbers were written as text, they are read as float32 again."""
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
     if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
         remedy = f"add the trainer's side: --rollout {path.name} --train TRAINER_FILE --on id"
@@ -232,7 +232,7 @@ def _read_npz(path: Path) -> pa.Table:
 
 
 def _check_header(stream: Any, size: int) -> None:
-    """Raise an error if the header of an array declares more bytes than its entry contains."""
+    """Raise an error if the header of an array declares more than `size` bytes, or Python objects."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(stream)
@@ -260,11 +260,10 @@ _SAFETENSOR_TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
-"""numpy's type by the type of a safetensors file. bfloat16 is read as the upper half of a float32."""
+"""safetensors type -> numpy type. bfloat16 is read as the upper half of a float32."""
 
 
 def _from_safetensor(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """Return a tensor as an array, without torch."""
     if dtype not in _SAFETENSOR_TYPES:
         raise ValueError(f"a tensor of type {dtype}, expected float32 or another of {', '.join(_SAFETENSOR_TYPES)}")
     values = np.frombuffer(data, _SAFETENSOR_TYPES[dtype]).reshape(shape)
@@ -312,19 +311,18 @@ def _known(names: Iterable[Any]) -> list[str]:
 
 
 def canonical_name(name: Any) -> Any:
-    """Return the name that the dump format has for a framework's column."""
+    """Return the canonical name of a framework's column. Other names are returned unchanged."""
     return name if name in COLUMNS_BY_NAME else column_aliases().get(name, name)
 
 
 def _from_records(records: Sequence[Mapping[str, Any]], path: Path) -> pa.Table:
-    """Build a table from rows. A row can lack columns."""
     names = list(dict.fromkeys(name for record in records for name in record if isinstance(name, str)))
     columns = {name: [record.get(name) for record in records] for name in names}
     return _plain(pa.table(_arrays(columns, len(records), path)))
 
 
 def _from_columns(columns: Mapping[Any, Any], path: Path) -> pa.Table:
-    """Build a table from columns with the same number of rows. Single values are repeated for all rows."""
+    """Build a table from columns with the same number of rows. A single value is used in every row."""
     named = {name: value for name, value in columns.items() if isinstance(name, str)}
     lengths = {name: len(value) for name, value in named.items() if _has_rows(value)}
     needed = {name: lengths[name] for name in _known(lengths)}
@@ -377,7 +375,7 @@ def _array(value: Any, rows: int) -> pa.Array:
 
 
 def _to_lists(values: NDArray[Any]) -> pa.Array:
-    """Convert an array to lists of lists, without a Python object per row: a small file can have millions of rows."""
+    """Convert an array to lists of lists. Files can have millions of rows, so no Python object is created per row."""
     if values.ndim > _DEPTH or values.dtype.kind not in "fiub":
         return pa.array(_to_cells(values))
     found = pa.array(_to_cells(values.reshape(-1)))
@@ -389,7 +387,7 @@ def _to_lists(values: NDArray[Any]) -> pa.Array:
 
 
 def _to_cells(values: NDArray[Any]) -> Any:
-    """Convert an array to nested lists of arrays [T], which Arrow copies without a Python object per number."""
+    """Convert an array to nested lists of one-dimensional arrays, which Arrow copies fast."""
     if values.ndim > _DEPTH:
         raise ValueError(f"{values.ndim} dimensions")
     if values.dtype.kind not in "fiub" or values.ndim == 0:
@@ -399,7 +397,7 @@ def _to_cells(values: NDArray[Any]) -> Any:
 
 
 def _from_frame(frame: Any) -> pa.Table:
-    """Convert a polars table without names that Arrow does not support. Integers of 128 bits may be large ids."""
+    """Convert a polars table without the columns that Arrow does not support. Large integers become text."""
     import polars as pl
 
     columns = []
@@ -416,7 +414,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _with_token_ids(table: pa.Table) -> pa.Table:
-    """Rename a column with an ambiguous name to token_ids if it contains lists of integers."""
+    """Rename a column such as `responses` to token_ids if it contains lists of integers."""
     for name in () if "token_ids" in map(canonical_name, table.schema.names) else _TOKEN_IDS:
         kind = table.schema.field(name).type if name in table.schema.names else pa.null()
         if is_list(kind) and pa.types.is_integer(kind.value_type):
@@ -426,7 +424,7 @@ def _with_token_ids(table: pa.Table) -> pa.Table:
 
 
 def with_prompt_ids(table: pa.Table) -> pa.Table:
-    """If the table lacks prompt ids, add ids from the tokens or the text of the prompts."""
+    """If the table lacks prompt ids, add hashes of the prompts' tokens or text as ids."""
     for name in () if "prompt_id" in map(canonical_name, table.schema.names) else _PROMPTS:
         if name in table.schema.names and not pa.types.is_floating(table.schema.field(name).type):
             values = table[name].to_pylist()
@@ -449,7 +447,7 @@ def is_response(record: Record) -> bool:
 
 
 def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]]:
-    """Return one row per choice: id, log-probs, token ids, prompt and finish reason."""
+    """Return one row per sampled response (`choices` of OpenAI): id, log-probs, token ids, prompt and finish reason."""
     rows: list[dict[str, Any]] = []
     for number, record in enumerate(records):
         try:
@@ -468,7 +466,7 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
 
 
 def _body(record: Any) -> tuple[str, Record] | None:
-    """Return the kind of a response, and the response without a surrounding object that a script added."""
+    """Return the kind of an engine's response, and the response without an object that a script put around it."""
     if not isinstance(record, Mapping):
         return None
     if isinstance(record.get("meta_info"), Mapping):
@@ -522,7 +520,7 @@ def _openai(body: Record) -> Iterator[dict[str, Any]]:
 
 
 def _token_ids(tokens: Sequence[Any]) -> list[int] | None:
-    """Return the ids from `token_id:123`, which vLLM writes with return_tokens_as_token_ids."""
+    """Return the ids from texts such as `token_id:123`, which vLLM writes if return_tokens_as_token_ids is set."""
     matches = [_TOKEN.fullmatch(token) if isinstance(token, str) else None for token in tokens]
     return [int(match[1]) for match in matches if match] if matches and all(matches) else None
 
@@ -549,7 +547,7 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
 
 
 def _sampled(entry: Any, token: int | None) -> float:
-    """Return the log-prob of the sampled token, which is not always the first entry of a position."""
+    """Return the log-prob of the sampled token. An entry can also contain other tokens, which may come first."""
     if entry is None or isinstance(entry, (int, float)):
         return _number(entry)
     found = next(iter(entry.values())) if token is None else entry[str(token)] if str(token) in entry else entry[token]
@@ -591,5 +589,5 @@ def _prompt(ids: Any, found: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float:
-    """Return a log-prob. vLLM writes null for a token without a log-prob, which becomes NaN."""
+    """Convert a log-prob to a float. vLLM writes null if a token has no log-prob, and null becomes NaN."""
     return math.nan if value is None else float(value)
