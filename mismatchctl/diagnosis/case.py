@@ -1,4 +1,4 @@
-"""The state of a diagnosis: a sample of the tokens of a run, its statistics, and the explained tokens."""
+"""The state of a diagnosis: a sample of the tokens of a run, and the tokens for which a cause was already found."""
 
 from __future__ import annotations
 
@@ -22,18 +22,23 @@ _SMALLEST_DOUBT = 0.02  # 1 - p below which a token is nearly certain. Added to 
 
 @dataclass(frozen=True)
 class Case:
-    """The sampled tokens of a run and their statistics, as the next test sees them.
+    """A sample of the tokens of a run. A test for a cause sees only the tokens that no earlier test explains.
 
-    Properties describe the N tokens that no earlier test explains: `where` is the sequence of each token, `place` its
-    rank in the sequence, `r` and `t` its log-probs of rollout and trainer, and `x` its log ratio. `counts` and `starts`
-    have the number and the first of these tokens in each sequence [S].
+    Arrays have one value per sampled token [T], per sampled sequence [S], or per unexplained token [N]. For each
+    unexplained token, `where` is the index of its sequence, `place` its index among the unexplained tokens of this
+    sequence, `r` and `t` are the log-probs of rollout and trainer, and `x` is t - r. For each sequence, `counts` is the
+    number of unexplained tokens, and `starts` the index of the first one.
 
-    `rollout` and `train` are float64 [T]. If an earlier test found and repaired a fault, they contain the repaired
-    values. `sound` has flags of the tokens that are valid, finite and not yet explained [T]. `reshaped` is true if a
-    cause changes every token, so that the remaining mismatch is not plain noise. `filled` is true if an earlier cause
-    already explains the size of the remaining mismatch. `left_out` maps a column to the values (such as workers) whose
-    rows an earlier cause explains. `explained` contains the causes that were found with more than low confidence.
-    `growth` returns the change of K3 over the steps of the whole run.
+    Attributes:
+        rollout: Log-probs of the rollout [T]. If an earlier test has repaired a fault, these are the repaired values.
+        train: Log-probs of the trainer [T], also repaired.
+        sound: True for the unexplained tokens [T]. They are valid, and both log-probs are finite.
+        reshaped: True if an earlier test found a cause that changes every log-prob, such as a temperature.
+        filled: True if an earlier test found a cause that affects all tokens.
+        left_out: For each column, the values (for example worker names) for which an earlier test found a cause.
+        explained: The causes that earlier tests found with medium or high confidence.
+        whole_k3: The sum of K3 before the first test.
+        growth: A function that returns the growth of K3 over the steps of the whole run.
     """
 
     evidence: Evidence
@@ -58,14 +63,14 @@ class Case:
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def relabelled(self, **labels: Any) -> Case:
-        """Return the case with other labels of its rows and the same cached statistics."""
+        """Return a copy with other labels, for example `explained`. The copy keeps the cached statistics."""
         other = replace(self, **labels)
         measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
         return other
 
     def repaired(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
-        """Return the case with other log-probs, without tokens whose new log-probs are infinite or NaN."""
+        """Return a copy with new log-probs. Tokens whose new log-prob is infinite or NaN are left out."""
         rollout = self.rollout if rollout is None else rollout
         train = self.train if train is None else train
         return replace(self, rollout=rollout, train=train, sound=self.sound & np.isfinite(rollout) & np.isfinite(train))
@@ -103,11 +108,11 @@ class Case:
 
     @property
     def sides(self) -> tuple[tuple[str, Float64s, Float64s], ...]:
-        """Return the name of each side, its log-probs, and the log-probs of the other side [N]."""
+        """Return the name, the log-probs, and the log-probs of the other side, for rollout and trainer [N]."""
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def reread(self, side: str, values: Float64s, sequences: Bools) -> Case:
-        """Return the case with values [T] in place of one side's log-probs in some sequences [S]."""
+        """Return a copy in which `values` [T] are the log-probs of one side, in the given sequences only."""
         column = np.where(sequences[self.sequence], values, getattr(self, side))
         return self.repaired(rollout=column) if side == "rollout" else self.repaired(train=column)
 
@@ -137,7 +142,7 @@ class Case:
 
     @cached_property
     def noise(self) -> float:
-        """Return the robust standard deviation of `scaled`, which estimates the noise in the logits."""
+        """Estimate the noise in the logits as the robust standard deviation of `scaled`."""
         return float(np.median(np.abs(self.scaled))) / 0.6745 if len(self.x) else 0.0
 
     @cached_property
@@ -150,28 +155,28 @@ class Case:
 
     @cached_property
     def spread(self) -> float:
-        """Return the noise of the logits that would have the same K3. Heavy tails make it larger than `noise`."""
+        """Return the noise in the logits that would cause the measured K3. Heavy tails make it larger than `noise`."""
         doubt = -np.expm1(np.minimum(self.t, 0.0))
         power = float((doubt * doubt).sum())
         return float(np.sqrt(2 * self.k3.sum() / power)) if power > 0 else 0.0
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Return log |`standard`| [N]. The mean of this value is robust to heavy tails."""
+        """Return log |`standard`| [N]. A mean over this logarithm is robust to heavy tails."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property
     def doubtful(self) -> Bools:
-        """Return the unexplained tokens that are not nearly certain [N]."""
+        """Return True for unexplained tokens whose probability is not close to 1 [N]."""
         found: Bools = self.t < np.log1p(-_SMALLEST_DOUBT)
         return found
 
     def each(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Repeat the value of each sequence [S] for its unexplained tokens [N]."""
+        """Repeat the value of each sequence for all its unexplained tokens."""
         return self.segments.spread(values)
 
     def marked(self, chosen: Any) -> Bools:
-        """Convert flags or indices of unexplained tokens [N] to flags of all tokens [T]."""
+        """Return flags for all tokens [T]. `chosen` contains flags or indices of unexplained tokens."""
         found = np.zeros(len(self.sound), np.bool_)
         found[self.index[chosen]] = True
         return found
@@ -180,15 +185,15 @@ class Case:
         return self.segments.sum(values)
 
     def means(self, values: NDArray[Any]) -> Float64s:
-        """Return the mean over the unexplained tokens of each sequence [S], or 0 for a sequence without such tokens."""
+        """Return the mean of `values` in each sequence, or 0 if the sequence has no unexplained token."""
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean over chosen unexplained tokens of each sequence [S], or 0 if a sequence has no such token."""
+        """Return the mean of `values` over the tokens in `part`, in each sequence. Without such tokens, it is 0."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
-        """Return a numeric column at the unexplained tokens [N]."""
+        """Return the values of a numeric column for the unexplained tokens [N]."""
         values = self.rows.extra_columns.get(name)
         if values is not None:
             return np.asarray(values, np.float64)[self.index] if values.ndim == 1 else None
@@ -207,7 +212,7 @@ class Case:
 
     @cached_property
     def clusters(self) -> Ints:
-        """Return the cluster of each sequence [S]: its prompt and step, or the sequence."""
+        """Return a cluster number per sequence. Sequences with the same prompt id and step have the same number."""
         prompts = self.rows.columns.get("prompt_id")
         if prompts is None:
             return np.arange(self.size)
@@ -220,7 +225,7 @@ class Case:
         return read_column(self.rows, name)
 
     def share(self, tokens: Bools) -> float:
-        """Return the share of the summed |log ratio| that some tokens [T] have."""
+        """Return the share of the total |log ratio| that comes from the given tokens [T]."""
         size = np.minimum(np.abs(self.x), _MAX_LOG_RATIO)
         return float(size[tokens[self.index]].sum()) / self.weight if self.weight > 0 else 0.0
 
@@ -234,23 +239,23 @@ class Case:
 
     @cached_property
     def suspicious_runs(self) -> ConstantRuns:
-        """Find runs of four or more equal log-probs, or single zeros, that the other side contradicts."""
+        """Find runs of four or more equal log-probs, and single zeros, if the other side has very different values."""
         found = [_find_constant_runs(self, values) for values in (self.r, self.t)]
         return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
 
     @cached_property
     def systematic_share(self) -> tuple[float, float]:
-        """Return the share of log ratio variance that depends on the token and not on the context, and its z-score.
+        """Return how much of the variance of the log ratio depends only on the token id (a share), and a z-score.
 
-        Different model weights shift each token of the vocabulary, while noise depends on the context. The share comes
-        from pairs of equal tokens in different sequences, and its error from random signs.
+        Different model weights shift each token of the vocabulary, while noise depends on the context. Therefore, the
+        same token in different sequences is compared. The standard error comes from random sign flips.
         """
         ids = self.rows.extra_columns.get("token_ids")
         if ids is None or len(self.x) < 200:
             return 0.0, 0.0
         size, bins = np.clip(self.standard, -4, 4), quantile_bins((self.r + self.t) / 2, _PROBABILITY_BINS)
         number = np.maximum(np.bincount(bins, minlength=_PROBABILITY_BINS), 1)
-        size = size - (np.bincount(bins, size, _PROBABILITY_BINS) / number)[bins]  # effects of the probability
+        size = size - (np.bincount(bins, size, _PROBABILITY_BINS) / number)[bins]  # remove effects of the probability
         pairs, inverse = np.unique(ids[self.index].astype(np.int64) * self.size + self.where, return_inverse=True)
         sums = np.bincount(inverse, weights=size).astype(np.float64)
         counts = np.bincount(inverse).astype(np.float64)
@@ -278,7 +283,7 @@ class Case:
 
     @cached_property
     def column_correlation(self) -> float:
-        """Return the correlation of the columns. Log-probs below -8 count as -8."""
+        """Return the correlation of the two log-prob columns. Log-probs below -8 count as -8."""
         one, other = (np.maximum(values, -8.0) for values in (self.r, self.t))
         if len(self.x) < 3 or one.std() == 0 or other.std() == 0:
             return 1.0
@@ -286,7 +291,7 @@ class Case:
 
     @cached_property
     def certain_tokens_differ(self) -> bool:
-        """Return True if nearly certain tokens differ like other tokens. Then log-probs were changed, not logits."""
+        """Return True if nearly certain tokens differ like other tokens. Noise in the logits does not cause this."""
         size, unsure = np.abs(self.x), (self.t > _UNSURE_RANGE[0]) & (self.t < _UNSURE_RANGE[1])
         if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
             return False
@@ -298,7 +303,7 @@ class Case:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Return True if the rollout lacks unlikely tokens. Then no column belongs to the sampling distribution."""
+        """Return True if the rollout has fewer unlikely tokens than random sampling would give."""
         doubt = float(-np.expm1(np.minimum(self.r, 0.0)).sum())
         return float((self.r < -3.0).sum()) < 0.02 * doubt
 
@@ -316,13 +321,13 @@ class Case:
 
     @cached_property
     def is_one_sided(self) -> bool:
-        """Return True if likely and unlikely tokens differ in one direction, which two distributions cannot do."""
+        """Return True if one side has the higher log-probs for likely tokens and also for unlikely tokens."""
         likely, _, unlikely, _ = self.coherence
         return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > 0.7
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Return the correlation of the tokens' mean log ratio with the policy's next update, and its z-score."""
+        """Correlate the mean log ratio of token ids with the policy's next update. Return value and z-score."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -345,7 +350,7 @@ class Case:
 
     @cached_property
     def row_kinds(self) -> RowKinds | None:
-        """Find two kinds of rows, by the covariance of the mismatch in odd and even tokens."""
+        """Divide the rows into two kinds, with a small and a large mismatch. Return None if there is only one kind."""
         if self.noise < _KINDS_MIN_NOISE:
             return None
         odd = self.place % 2 == 1
@@ -373,7 +378,7 @@ class Case:
 
     @property
     def rare(self) -> Bools:
-        """Return flags of the tokens [N] that are so unlikely that a higher temperature always makes them likelier."""
+        """Return True for tokens so unlikely that a higher temperature always increases their probability [N]."""
         found: Bools = self.t < -3.5
         if found.sum() < 30 and len(self.t):
             found = self.t < np.quantile(self.t, 0.02)
@@ -382,13 +387,13 @@ class Case:
         return found
 
     def find_loudest(self, sequences: Bools | None = None, score: Float64s | None = None) -> Ints:
-        """Return up to three of the marked sequences [S], with the highest scores first."""
+        """Return up to three of the given sequences, highest score first. The default score is the mean |log ratio|."""
         found = np.flatnonzero(self.counts > 0 if sequences is None else sequences)
         score = self.means(np.abs(self.x)) if score is None else score
         return found[np.argsort(-score[found], kind="stable")][:3]
 
     def find_better_reading(self, side: str, values: Float64s) -> Bools:
-        """Return the sequences [S] that agree three times better if values [T] replace the log-probs of one side."""
+        """Return True for sequences whose mismatch falls to a third if `values` [T] replace one side's log-probs."""
         other = self.t if side == "rollout" else self.r
         with np.errstate(invalid="ignore"):
             changed = np.abs(other - values[self.index])
@@ -396,12 +401,12 @@ class Case:
             self.means(np.minimum(np.nan_to_num(apart, nan=1e3), 5.0)) for apart in (np.abs(self.x), changed)
         )
         better = (self.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= 0.35 * before)
-        if better.sum() > 0.5 * (self.counts >= _MIN_TOKENS).sum():  # then also the rest, unless it is worse
+        if better.sum() > 0.5 * (self.counts >= _MIN_TOKENS).sum():  # then all others that do not get worse
             better |= after < before
         return better
 
     def fit_within_rows(self, values: Float64s, used: Bools) -> tuple[float, float, int]:
-        """Return the slope of the log noise by values [N] within rows, its error, and the rows with several values."""
+        """Regress `loudness` on `values` within rows. Return the slope, its error, and the number of rows used."""
         values = np.where(used, values, 0.0)
         across, up = ((part - self.each(self.part_means(part, used))) * used for part in (values, self.loudness))
         product, square = self.sums(across * up), self.sums(across * across)
@@ -410,7 +415,7 @@ class Case:
         return slope, float(np.sqrt(((product - slope * square) ** 2).sum())) / whole, int((square > 0).sum())
 
     def break_at_turns(self, found: Bools, split: Ints) -> bool:
-        """Return True if most rows in `found` [S] change at the start of a turn."""
+        """Return True if most of the `found` sequences change (at token `split`) where a turn starts."""
         turn = self.turns
         if turn is None or not found.any():
             return False
@@ -423,7 +428,7 @@ class Case:
 
     @cached_property
     def turns(self) -> Ints | None:
-        """Return the turn number of each token in its row [N], from the column `turn` or from masked gaps."""
+        """Return the turn number of each token [N], from the column `turn` or from gaps in the mask."""
         recorded = self.rows.extra_columns.get("turn")
         new = np.zeros(len(self.index), np.bool_)
         inside = self.where[1:] == self.where[:-1]
@@ -431,7 +436,7 @@ class Case:
             new[1:] = (np.diff(recorded[self.index].astype(np.float64)) != 0) & inside
         else:
             masked = np.append(0, np.cumsum(~self.rows.mask))
-            new[1:] = (np.diff(masked[self.index]) > 0) & inside  # explained tokens are no boundary
+            new[1:] = (np.diff(masked[self.index]) > 0) & inside  # explained tokens do not end a turn
         if new.sum() < 10:
             return None
         running = np.cumsum(new)
@@ -445,7 +450,7 @@ Found = TypeVar("Found")
 
 
 def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
-    """Cache a statistic with its case. The statistic may only depend on tokens and log-probs, not on labels."""
+    """Compute a statistic once per case. It must not depend on labels, because `relabelled` copies share it."""
     key = f"_{measure.__name__}"
 
     @wraps(measure)
@@ -470,7 +475,7 @@ _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50
 
 @dataclass(frozen=True)
 class ConstantRuns:
-    """Runs of one value. `first` and `length` are indices of unexplained tokens, and `off` is the mean |log ratio|."""
+    """Runs of equal log-probs. `first` is an index of unexplained tokens. `off` is the mean |log ratio| of the run."""
 
     first: Ints
     length: Ints
@@ -510,19 +515,22 @@ def _find_constant_runs(case: Case, values: Float64s) -> ConstantRuns:
 
 
 def is_placeholder(value: float) -> bool:
-    """Return True for a number with few digits, or for a value far below any log-prob."""
+    """Return True if code probably wrote this number: it has at most two decimals, or is far below any log-prob."""
     return bool(value == round(value, 2) or value < -100)
 
 
 def quantile_bins(values: NDArray[Any], number: int) -> Ints:
-    """Return the bin of each value. All bins have about the same number of values."""
+    """Divide the values into `number` bins of about the same size, and return the bin of each value."""
     if not len(values):
         return np.zeros(0, np.int64)
     return np.searchsorted(np.quantile(values, np.linspace(0, 1, number + 1)[1:-1]), values)
 
 
 class Calibration(NamedTuple):
-    """E[ratio] - 1 (0 if the rollout column belongs to the sampled tokens) and E[1 / ratio] - 1, with z-scores."""
+    """E[ratio] - 1 (`excess`) and E[1 / ratio] - 1 (`inverse`), with z-scores.
+
+    `excess` is near 0 if the tokens were sampled from the rollout's distribution, and `inverse` if from the trainer's.
+    """
 
     excess: float
     z: float
@@ -531,7 +539,7 @@ class Calibration(NamedTuple):
 
 
 class Coherence(NamedTuple):
-    """Mean direction of the log ratios (-1 to 1) of nearly certain and of unlikely tokens, with z-scores."""
+    """Mean sign of the log ratios of likely and of unlikely tokens: 1 if all are positive, -1 if all are negative."""
 
     likely: float
     likely_z: float
@@ -540,13 +548,13 @@ class Coherence(NamedTuple):
 
 
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
-"""Variance of the rows' log levels beyond chance: at most 0.41 in nine models, 1.5 and more with two kinds."""
+"""Minimum variance between rows. It was at most 0.41 in nine models, and at least 1.5 with two kinds of rows."""
 _KINDS_MIN_TOKENS = 5
 
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Two kinds of rows: flags of the kind with the larger mismatch [S], how many times larger, and excess variance."""
+    """Two kinds of rows. The mismatch of the `louder` rows is `times` as large as the mismatch of the other rows."""
 
     louder: Bools
     times: float

@@ -1,4 +1,4 @@
-"""Causes that assign log-probs to the wrong tokens: shifts, masks, edited and unsampled tokens, engine states."""
+"""Tests for log-probs that belong to other tokens: shifts, wrong masks, padding, and text changed after sampling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EDIT_SURE_SHARE, _EDIT_MOST = 0.03, 0.5
 
 @dataclass(frozen=True)
 class _Breaks:
-    """Sequences [S] that agree over the first `split` tokens [S] and differ `after` them [N], with mean `level` [S]."""
+    """Sequences (`found`) in which the two sides agree up to the token `split` and differ from this token on."""
 
     found: Bools
     split: Ints
@@ -46,7 +46,7 @@ def _find_breaks(case: Case) -> _Breaks | None:
         return None
     size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
     found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
-    # Loudness does not need a scale. Gross differences are rare under a temperature or truncation.
+    # Test the loudness, which has no unit. Then test very large differences, which a temperature rarely causes.
     for values, jump in ((case.loudness, 2.3), ((size > _EDIT_GROSS_DISTANCE).astype(np.float64), 0.3)):
         at, score, difference = _best_splits(case, values)
         new = (score > 6.0) & (difference > jump) & _check_breaks(case, size, at) & ~found
@@ -65,19 +65,19 @@ def detect_edited_response(case: Case) -> Detection | None:
     if breaks is None:
         return _match_edited_spans(case)
     if breaks.at_turn:
-        return None  # the context changed at a turn, which another test finds
+        return None  # another test finds a context that changed at a turn
     found, level = breaks.found, float(breaks.level[breaks.found].mean())
     long = case.counts >= 2 * _EDIT_MIN_SIDE
     share, examples = float(found.sum() / max(long.sum(), 1)), case.find_loudest(found, breaks.level)
     agrees = float(np.median(np.abs(case.x[~breaks.after & case.each(found)])))
     rest = case.without(case.marked(breaks.after))
-    # if the other tokens are noisy, a rise within a row may be usual
+    # if the other tokens are noisy, a rise within a row proves little
     noisy = rest.spread > 0.12 and "truncated_sampling" not in case.explained
     noisy &= not (share > _EDIT_MOST and breaks.at_one_place)
     confidence: Confidence = "high" if share > _EDIT_SURE_SHARE else "medium"
     if noisy:
         confidence = "medium" if 3 * _EDIT_SURE_SHARE < share < _EDIT_MOST and level > 1 else "low"
-    if case.filled or case.reshaped:  # rows of a cause on all tokens also rise within rows
+    if case.filled or case.reshaped:  # a cause of all tokens can make such a rise too
         confidence = "low" if noisy else "medium"
     return Detection(
         confidence,
@@ -112,7 +112,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
     hits, others = case.sums(gross & inside), case.sums(gross & ~inside)
     rest = np.maximum(case.counts - length, 1)
     usual = (others.sum() + 1) / (rest.sum() + 1)
-    # Bound of the probability of as many hits in some span of the row, by the union of all spans.
+    # Union bound of log p, where p is the chance that any span of the row has this number of hits.
     luck = hits * np.log(usual * np.e * np.maximum(length, 1) / np.maximum(hits, 1)) + 2 * np.log(case.counts + 1.0)
     found = (length >= _SPAN_MIN_LENGTH) & (hits >= _SPAN_MIN_DENSITY * length) & (luck < -12.0)
     found &= (others <= 0.05 * rest) & (first >= _EDIT_MIN_SIDE)
@@ -146,11 +146,11 @@ def _match_edited_spans(case: Case) -> Detection | None:
 
 
 def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
-    """Return start and length of the span with the most very large differences in each sequence."""
+    """Find the span with the most very large differences in each sequence. Return its start and its length."""
     scores = gross - _SPAN_MIN_DENSITY
     after = np.cumsum(scores)
     before = after - scores
-    drop = 2.0 * (np.abs(after).max(initial=0.0) + 1)  # lower in each row, so the minimum starts again
+    drop = 2.0 * (np.abs(after).max(initial=0.0) + 1)  # a step down from row to row, so that the minimum starts again
     lowest = np.minimum.accumulate(before - drop * case.where)
     gain = after - drop * case.where - lowest
     best, ends = case.segments.max(gain), np.zeros(case.size, np.int64)
@@ -182,7 +182,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """Return the best split of each sequence into two parts: position, t statistic and jump [S]."""
+    """Split each sequence where its two parts differ most. Return the position, a t statistic and the difference."""
     floor = max(0.3 * float(values.var()), 0.03)
     n = case.each(case.counts).astype(np.float64)
     starts = case.each(case.starts)
@@ -211,7 +211,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Return the shift k of each sequence [S] (rollout[i + k] fits train[i], or 0), and its relative difference."""
+    """Return the shift of each sequence and how well it fits. With a shift of k, rollout[i + k] belongs to train[i]."""
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths
@@ -231,7 +231,7 @@ def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tup
     chance = (ordered[(number - 1) // 2, every] + ordered[number // 2, every]) / 2
     best = np.where(np.isnan(level), np.inf, level).argmin(axis=0)
     agreement = level[best, every] / np.maximum(chance, 1e-9)
-    # the best of 64 means of n unrelated differences is about 2.1 / sqrt(n) below their usual mean
+    # with unrelated columns of n tokens, the best of 64 shifts is about 2.1 / sqrt(n) better than the usual shift
     limit = np.minimum(0.65, 1 - 2.1 / np.sqrt(np.maximum(case.counts, 1)))
     found = known & (level[0] > 0.6 * chance) & (agreement < limit)
     return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)
@@ -247,13 +247,13 @@ def detect_misaligned(case: Case) -> Detection | None:
     if found.sum() < _SHIFTED_MIN_ROWS:
         return None
     if breaks is not None and (found & breaks.found).sum() > 0.5 * found.sum():
-        return None  # they agree at first, and are shifted from a position on
+        return None  # the sides agree at first, and are shifted only after a position
     values, counts = np.unique(shift[found], return_counts=True)
     order = np.argsort(-counts)
     own = bool(counts.max() < max(_SHIFTED_MIN_ROWS, 0.5 * found.sum()))
     limit = _SHIFTED_CLEAR_AGREEMENT if found.sum() >= _OWN else _SHIFTED_CLEAR_AGREEMENT / 2
     if own and float(np.median(agreement[found])) > limit:
-        return None  # different shifts per row, and none fits well: no shift
+        return None  # each row has another shift, and no shift fits well
     long = case.counts > _SHIFTED_MIN_LENGTH
     share = float(found.sum() / long.sum())
     if counts.max() > 0.8 * long.sum():  # then assume that short rows are shifted too
@@ -349,13 +349,13 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
-    """Find responses that start with a constant, which engines write for prompt tokens."""
+    """Find responses that start with a constant log-prob, because some engines write one for prompt tokens."""
     every = case.suspicious_runs
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
     elsewhere = int((~every.at_start).sum()) / max(len(case.index), 1)
     if sequences.sum() < 4.0 * elsewhere * (case.counts > 0).sum():
-        return None  # a nucleus of one token has log-prob 0, at the start as anywhere
+        return None  # if top-p keeps one token, its log-prob is 0, at the start and elsewhere
     if sequences.sum() < max(3, 0.05 * (case.counts > 0).sum()):
         return None
     return Detection(
@@ -375,7 +375,7 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
 
 
 def _match_shared_prefix(case: Case) -> Detection | None:
-    """Find prompts whose responses share an improbable prefix, because both sides scored the prompt too."""
+    """Find prompts whose responses all start with the same unlikely tokens. These tokens belong to the prompt."""
     ids = case.rows.extra_columns.get("token_ids")
     if ids is None or case.rows.columns.get("prompt_id") is None:
         return None
@@ -422,7 +422,7 @@ _REPAIRING = {
 }  # fmt: skip
 """Causes that explain values above 0 or far below it."""
 _IMPOSSIBLE, _MIN_PADDING_RUN, _DENIED = "impossible", 4, 2.0
-"""Key for tokens with a train log-prob of -inf, except in padding: runs of at least `_MIN_PADDING_RUN` tokens."""
+"""Key for tokens with train log-prob -inf. `_MIN_PADDING_RUN` or more such tokens in a row are padding instead."""
 _PLACEHOLDER_KINDS = {
     "nonfinite": "NaN, infinite or null",
     "positive": "above 0",
@@ -453,7 +453,7 @@ def _mark_placeholders(rows: Rows, kind: str, side: str) -> Bools:
 
 
 def _mark_runs(marks: Bools, segments: Segments) -> Bools:
-    """Keep only the marks of tokens [T] in long runs of adjacent marked tokens, as in padding."""
+    """Keep the marks of long runs of adjacent marked tokens, as in padding. Remove all other marks."""
     at = np.flatnonzero(marks)
     row = np.searchsorted(segments.offsets, at, side="right")
     run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
@@ -473,7 +473,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
         off |= tokens
     cleaned = case.without(off & case.sound)
     runs = cleaned.suspicious_runs
-    # A repeated text has a constant log-prob too, and a nucleus of one token has 0.
+    # Repeated text also has a constant log-prob. If top-p keeps only one token, its log-prob is 0.
     typed = np.array([is_placeholder(value) for value in runs.value], np.bool_)
     runs = runs[runs.at_end & typed & ((runs.value != 0) | (runs.off > _DENIED))]
     tail = runs.tokens(cleaned) | _find_bad_ends(cleaned)
@@ -514,10 +514,10 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
 
 
 def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
-    """Return the tokens [T] with a placeholder number that is far from the other side, by side and number."""
+    """Find placeholder numbers far from the log-probs of the other side. Return the tokens by side and number."""
     found = {}
     if "low_precision_logging" not in case.explained:  # rounded values all look like placeholders
-        # at least 6 tokens and 40% of the far tokens have the number, and 90% of the tokens with the number are far
+        # A placeholder: at least 6 and 40% of the far tokens have it, and 90% of the tokens that have it are far.
         far = np.abs(case.x) > 5.0
         for side, own, _ in case.sides:
             values, counts = np.unique(own[far], return_counts=True)
@@ -546,35 +546,35 @@ def _find_bad_ends(case: Case) -> Bools:
 
 
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
-"""Share of a run far from the other side: 0.67 and more for tool output, less if a sure model makes runs of 0."""
+"""A token is far if the sides differ by this many nats. In tool output, at least 67% of a run are far."""
 
 
 def detect_unsampled_tokens(case: Case) -> Detection | None:
     runs = case.suspicious_runs
-    runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # a nucleus of one token has 0
-    if float((case.x < 0).sum()) > 0.85 * len(case.x):  # a truncation may leave a single token
+    runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # if top-p keeps one token: 0
+    if float((case.x < 0).sum()) > 0.85 * len(case.x):  # top-p may keep only one token, with log-prob 0
         runs = runs[(runs.value != 0) | ((runs.length >= 8) & (runs.off > 3.0))]
     far = np.append(0, np.cumsum(np.abs(case.x) > _UNSAMPLED_FAR))
     denied = (far[runs.first + runs.length] - far[runs.first]) > _UNSAMPLED_MIN_FAR_SHARE * runs.length
     typed = np.array([is_placeholder(value) for value in runs.value], np.bool_)
-    runs = runs[denied & typed]  # a text that repeats itself has a constant log-prob too
+    runs = runs[denied & typed]  # repeated text also has a constant log-prob
     tokens = runs.tokens(case)
     sequences = np.bincount(case.sequence[tokens], minlength=case.size) > 0
     long = runs[runs.length >= 4]
-    quiet = case.noise < BFLOAT16_NOISE  # with so little noise, no policy has moved this far
+    quiet = case.noise < BFLOAT16_NOISE  # with so little noise, other weights do not explain such tokens
     if tokens.sum() < (2 if quiet else 8) or sequences.sum() < (2 if quiet else max(2, 0.002 * case.size)):
         return None
     share = float(tokens.sum() / len(case.index))
     values, counts = np.unique(runs.value, return_counts=True)
     value = float(values[np.argmax(counts)])
-    # Later tests would take single tokens with the same constant for a nucleus of one token.
+    # Include single tokens with this constant. Later tests would explain them by top-p.
     constant = case.marked((case.r == value) & (len(long) >= 2))
     tokens |= constant & case.marked(np.abs(case.x) > _UNSAMPLED_FAR)
     start = np.zeros(case.size, np.int64)
     start[runs.sequence[::-1]] = case.rows.positions[case.index[runs.first[::-1]]]
     examples = case.find_loudest(sequences, case.sums(tokens[case.index]))
     rival = {"padding_or_sentinel": "check in the code whether 0 is written for missing log-probs"}
-    # 1%: a policy that moved far also has a few tokens with a log-prob of 0
+    # below 1%, a policy that has changed much explains the tokens too
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > 0.01 or quiet else "low",
         f"{percent(share)} of the valid tokens have the constant rollout log-prob {value:g}, which is "
@@ -596,15 +596,15 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
 
 
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
-"""Range of E[ratio] after the break if the tokens are sampled, its maximum if all breaks are at one place, and the
-minimum number of tokens."""
+"""For tokens after the break: range of E[ratio] if they were sampled, its maximum if all breaks are at one place, and
+the minimum number of tokens."""
 _SAME, _ROWS = 0.8, 5
 
 
 def detect_engine_state(case: Case) -> Detection | None:
     breaks = _find_breaks(case)
     if breaks is None or breaks.at_turn:
-        return None  # the context changed at a turn, which another test finds
+        return None  # another test finds a context that changed at a turn
     found, split, after = breaks.found, breaks.split, breaks.after
     at_limit, by_prompt = _is_at_limit(case, found, split), _is_by_prompt(case, found, split)
     ratio, count, rows = np.where(after, np.exp(np.minimum(case.x, 7.0)), 0.0), int(after.sum()), int(found.sum())
@@ -616,13 +616,13 @@ def detect_engine_state(case: Case) -> Detection | None:
     if not (at_limit or (possible and count >= _ENOUGH)):
         return None
     tokens = case.marked(after)
-    # if the other tokens are noisy, a rise within a row may be usual
+    # if the other tokens are noisy, a rise within a row proves little
     if case.without(tokens).noise > 0.04 and not (at_limit or by_prompt):
         return None  # the other rows also differ, perhaps late in the response
     sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH)
-    # tokens count as sampled with this number of tokens and this error of E[ratio]
+    # E[ratio] near 1 is also sure, if it has enough tokens and a small error
     sure |= sampled and count >= 300 and 4 * error < 0.6
-    doubtful = not sure and (case.filled or case.reshaped)  # rows of a cause on all tokens also rise within rows
+    doubtful = not sure and (case.filled or case.reshaped)  # a cause of all tokens can make such a rise too
     used, left = case.counts > 0, f"the last {breaks.tokens_left:,} tokens"
     share, examples = float(rows / max(used.sum(), 1)), case.find_loudest(found, breaks.level)
     place = (
@@ -658,13 +658,12 @@ def detect_engine_state(case: Case) -> Detection | None:
 
 
 def _correlation(case: Case, chosen: Bools) -> float:
-    """Return the correlation of the columns on some tokens: above 0 if both columns score the same tokens."""
     r, t = case.r[chosen], case.t[chosen]
     return float(np.corrcoef(r, t)[0, 1]) if len(r) > 2 and r.std() > 0 and t.std() > 0 else 0.0
 
 
 def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if all breaks are at the same distance from the end of the rows of maximum length."""
+    """Return True if the breaks are in the longest rows, all at the same distance from the end."""
     longest = case.counts == case.counts.max()
     left = (case.counts - split)[found]
     _, counts = np.unique(left, return_counts=True)

@@ -1,4 +1,4 @@
-"""Tests for columns that contain other values than the log-probs of the sampled tokens."""
+"""Tests for columns that do not contain the log-probs of the sampled tokens, but for example probabilities."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str, name: str, meaning: str) -> Detection:
-    """Report that a column contains other values than log-probs in some sequences [S], which `left` has converted."""
+    """Report that one side has wrong values in the `found` sequences. `left` is the case with corrected values."""
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
@@ -158,12 +158,12 @@ _MULTIPLE_RANGES = (
 """Log-prob ranges that must agree on the factor."""
 
 LogReading = tuple[str, str, float]
-"""Side, name of the reading (empty for a multiple) and factor."""
+"""Side, name of the sign or log base (empty for another factor), and factor."""
 
 
 def detect_wrong_log_base(case: Case) -> Detection | None:
     if estimate_truncation(case) is not None or {"wrong_sign", "probabilities_not_logs"} & {*case.explained}:
-        return None  # a truncation or another reading already explains it
+        return None  # another cause already explains the difference
     best, (side, reading, factor) = _find_best_reading(case)
     share = float(best.mean())
     if best.sum() < 3 or share < 0.05:
@@ -171,14 +171,14 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     left = case.reread(side, getattr(case, side) * factor, best)
     before, after = case.distance(best), left.distance(best)
     if share < 0.5 and after > 0.15 * before:
-        return None  # a few rows that agree a little better by chance
+        return None  # a few rows agree a little better by chance
     signed = _OPPOSITE_SIGN in reading  # log-probs are not above 0
     read = left.without(~best[case.sequence])
     ratio = read.calibration
     sampled = abs(ratio.z) < 4.0 or abs(ratio.excess) < 0.01
     fits = read.noise < 0.1 or (sampled and read.noise < 0.3)
     if after > 0.02 * before and not signed and not fits:
-        return None  # the rest is too large, and the tokens were not sampled from these probabilities
+        return None  # the sides still differ much, and the tokens were not sampled with these log-probs
     found = _match_reading(
         case, left, side, best, _describe_reading(side, reading, 1 / factor)
         + f". If {side}_log_probs are multiplied by {factor:.4g}, the median difference between the two sides is "
@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Return the interpretation of the values under which most sequences agree, and these sequences [S]."""
+    """Try other signs and units of the log-probs. Return the sequences that then agree, and the best correction."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)
@@ -212,7 +212,7 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return the factor between the columns, if it is constant and neither 1 nor the base of a logarithm."""
+    """Return rollout / train if all tokens have this factor. If it is 1 or belongs to a log base, return None."""
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
     def quotients(chosen: Bools) -> Float64s:
@@ -270,14 +270,14 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
         return None
     for side, own, _ in case.sides:
         values, decimals = getattr(case.rows, side), _find_decimals(own)
-        if decimals is not None:  # before formats of few bits, which contain many short decimals
+        if decimals is not None:  # first, because bfloat16 and float16 contain many short decimals
             step = np.full(len(case.x), 10.0**-decimals)
             return _match_low_precision(case, side, format_count(decimals, "decimal"), 1.0, 1e-3, step)
         unsure = values[case.sound & (values < _LATTICE_MAX_LOG_PROB)]
         for name, bits in {"bfloat16": 8, "float16": 11}.items():
             kept = unsure[_lies_on_lattice(unsure, bits)]
             share = len(kept) / max(len(unsure), 1)
-            # fewer different values are placeholders
+            # if there are fewer different values, they are placeholders
             if share >= 0.02 and len(np.unique(kept)) >= 10:
                 spacing = np.ldexp(1.0, np.frexp(np.maximum(np.abs(own), 1e-30))[1] - bits)
                 return _match_low_precision(case, side, name, share, 2.0 ** (bits - 24), spacing)
@@ -285,7 +285,7 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
 
 
 def _find_decimals(values: Float64s) -> int | None:
-    """Return the maximum number of decimals of nearly all values."""
+    """Return the number of decimals with which nearly all values are exact."""
     used = values[values < -1e-3]
     if len(used) < 50 or len(np.unique(used)) <= 10:
         return None
@@ -415,7 +415,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         return None
     other_way = float((down > limit).sum()) / count
     between = float(((down < 0) & ~near & ~far & doubtful).sum()) / count
-    # Probabilities of two tokens add up to 1 at most. Shuffled pairs show how often others do not.
+    # The probabilities of two tokens add up to at most 1. Shuffled pairs show how often this happens by chance.
     room, slack = np.log(-np.expm1(np.minimum(own[far], -1e-12))), 0.1 + 3 * noise
     violated, shuffled = float((other[far] > room + slack).mean()), np.random.default_rng(0).permutation(other[far])
     possible = shuffled < own[far] - limit[far]
@@ -429,8 +429,8 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     allowed, known = float(doubt[certain].sum()), float((far & certain).sum())
     if max(known - 3 * math.sqrt(known), 0.0) / max(allowed, 1e-9) > 2.0:
         return None
-    # If p > 1/2, the column has the likeliest token. This token was sampled with probability p, so each match stands
-    # for (1 - p) / p tokens that are far off.
+    # If p > 1/2, the column has the likeliest token. The sampler chose this token with probability p. So for each
+    # token that agrees, (1 - p) / p tokens are expected to be far off.
     likely = own > np.log(0.5)
     expected = float((doubt / p)[likely & ~far].sum())
     affected = min(1.0, float((far & likely).sum()) / expected) if expected > 0 else 1.0
@@ -441,7 +441,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         name, mean, z = "E[1 / ratio] - 1", ratio.inverse, ratio.inverse_z
     sure = count >= 20 and rows.sum() > 1
     rival = {"truncated_sampling": "check whether the token ids and the recorded log-probs belong to the same tokens"}
-    # with more wrong tokens, the other tokens are a biased selection
+    # `reshaped`: if more tokens are wrong, the tokens that are left are a biased selection
     return Detection(
         "high" if sure else "medium",
         f"for {format_count(count, 'token')} ({percent(count / len(case.x))}), {side}_log_probs contain the log-prob "

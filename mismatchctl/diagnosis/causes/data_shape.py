@@ -110,7 +110,7 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
 
 
 def _run_of_padding(case: Case, *, last: bool) -> tuple[Bools, float, float] | None:
-    """Return the padding [T] at the end or start of rows, and its values in the two columns."""
+    """Find padding at the end or start of rows. Return its tokens [T], and its rollout and its train log-prob."""
     if len(case.x) < _FEWEST:
         return None
     used = np.flatnonzero(case.counts > 0)
@@ -137,16 +137,16 @@ def _run_of_padding(case: Case, *, last: bool) -> tuple[Bools, float, float] | N
     least = _RUN
     if usual > 0:
         least = max(_RUN, math.ceil(math.log(1e-6 / max(case.size, 1)) / math.log(min(usual, 0.999))))
-    if r == 0 and t == 0:  # both sides are certain in runs of repeated text or templates
+    if r == 0 and t == 0:  # repeated text also has runs of 0 on both sides
         least = max(least, 8)
         longest = case.counts[used].max()
         if usual > 0.02 and float((case.counts[chosen] == longest).mean()) < _MOST:
             return None
     if not is_placeholder(r) or not is_placeholder(t):
-        return None  # a text that repeats itself has a constant log-prob too
+        return None  # repeated text also has a constant log-prob
     chosen &= run >= least
     tail &= chosen[case.where]
-    # a few rows with padding, or one long run
+    # require a few padded rows, or one long run
     if chosen.sum() < (2 if r != 0 or usual > 0 else 3) and run[chosen].max(initial=0) < 24:
         return None
     return case.marked(tail), r, t
@@ -154,7 +154,7 @@ def _run_of_padding(case: Case, *, last: bool) -> tuple[Bools, float, float] | N
 
 @cached_on_case
 def find_positive_kind(case: Case) -> str:
-    """Return what two related columns with values above 0 contain: "negated", "probabilities", "densities" or ""."""
+    """Return what two similar columns with values above 0 contain: "negated", "probabilities", "densities" or ""."""
     sides = case.r, case.t
     if len(case.x) < _FEWEST or min(np.std(values) for values in sides) == 0:
         return ""
@@ -261,7 +261,7 @@ def detect_packed_columns(case: Case) -> Detection | None:
 
 
 def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
-    """Return flags of rows with masked tokens between valid ones [S], and the place of each token without gaps."""
+    """Find rows with masked tokens between valid tokens. Also return the index that each token has without the gaps."""
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():
         return None
@@ -324,7 +324,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
 
 
 def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
-    """Return the share of rows that agree with most rows of their micro-batch, and the number of micro-batches."""
+    """Return the share of rows of the majority kind (identical or not) of their micro-batch, and the batch count."""
     if case.rows.columns.get("micro_batch") is None:
         return None, 0
     keys = list(zip(case.column("step")[long].tolist(), case.column("micro_batch")[long].tolist(), strict=True))
@@ -339,7 +339,7 @@ def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None,
 
 
 def _clumping(case: Case, same: Bools, long: Bools) -> float:
-    """Return a z-score that is negative if the flagged rows are adjacent in the dump (Wald-Wolfowitz test)."""
+    """Return a z-score that is below 0 if rows of the same kind are neighbors in the dump (Wald-Wolfowitz test)."""
     rows = np.flatnonzero(long)
     order = rows[np.lexsort((case.rows.rows[rows], case.rows.file[rows]))]
     flags = same[order]

@@ -1,4 +1,4 @@
-"""Causes in arithmetic and model weights: noise, a quantized cache, MoE routing, other or quantized weights."""
+"""Tests for arithmetic and model weights: noise, quantized caches, MoE routing, and weights that differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIN_STRUCTURE_TOKENS = 3000
 
 @cached_on_case
 def tail_shares(case: Case) -> tuple[float, float]:
-    """Return the shares of K3 and of tokens with differences above 12 times the noise."""
+    """Return the tail's share of K3 and of the tokens. The tail: tokens that differ by more than 12 times the noise."""
     far = np.abs(case.scaled) > 12.0 * max(case.noise, 0.012)
     whole = float(case.k3.sum())
     return (float(case.k3[far].sum()) / whole if whole > 0 else 0.0), float(far.mean()) if len(far) else 0.0
@@ -37,20 +37,20 @@ def is_plain_noise(case: Case) -> bool:
 
 
 def may_be_larger(case: Case) -> bool:
-    """Return True if bfloat16 in a larger or more certain model could cause the noise."""
-    # larger or more certain models may have 3 times the bound, which comes from small models
+    """Return True if bfloat16 explains the noise, provided that the model is large or unusually certain."""
+    # the bound comes from small models, and a larger or more certain model may have 3 times this noise
     small = BFLOAT16_NOISE <= case.noise < 3.0 * BFLOAT16_NOISE
     return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
 
 
 def is_near_bound(case: Case) -> bool:
-    """Return True if the noise is near a bound, so that its size alone proves little."""
+    """Return True if the noise is only slightly above the bound for bfloat16, so that its size proves little."""
     return BFLOAT16_NOISE <= case.noise < 1.25 * BFLOAT16_NOISE
 
 
 def _is_balanced(case: Case, most: float = 5.0) -> bool:
     ratio = case.calibration
-    return abs(ratio.z) < most or abs(ratio.excess) < 1e-6  # E[ratio] - 1 that rounding to float32 can cause
+    return abs(ratio.z) < most or abs(ratio.excess) < 1e-6  # rounding to float32 can cause 1e-6
 
 
 def detect_numerical_noise(case: Case) -> Detection | None:
@@ -141,11 +141,10 @@ _CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
 
 
 def detect_cache_quantization(case: Case) -> Detection | None:
-    # not tied to tokens and without a tail (dropout has 1.2 times the spread)
     if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < 0.4 or len(case.x) < 200:
         return None
     shared, shared_z = case.systematic_share
-    even = abs(shared_z) < 3.0 and case.spread < 1.1 * case.noise
+    even = abs(shared_z) < 3.0 and case.spread < 1.1 * case.noise  # dropout: 1.2 times the noise
     if case.noise >= _CACHE_MAX_NOISE and not even:
         return None
     if (shared > 0.02 and shared_z > 4) or case.certain_tokens_differ or case.row_kinds is not None:
@@ -155,7 +154,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     balanced = abs(ratio_z) < 5.0
     size = case.noise < _CACHE_MAX_NOISE if grows else case.noise < _CACHE_USUAL_NOISE and not is_near_bound(case)
     size |= even and not is_near_bound(case)
-    plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL  # a cache moves every token
+    plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL  # a cache changes every token
     rounded = "low_precision_logging" in case.explained and case.noise < 2.0 * BFLOAT16_NOISE
     confidence: Confidence = "low"
     if balanced and plausible and not rounded:
@@ -190,7 +189,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
 
 
 def _loudness_growth(case: Case) -> tuple[float, float]:
-    """Return how much the log noise grows from the middle to the last third of responses, and its z-score."""
+    """Return how much the log of the noise rises from the middle to the last third of responses, and a z-score."""
     long = case.counts >= _CACHE_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
@@ -251,7 +250,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
 
 
 def _experts_per_layer(experts: np.ndarray) -> int:
-    """Return the number of experts per layer: the largest group without a repeated expert."""
+    """Guess the number of experts per layer, because a layer never chooses the same expert twice."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, 8 + 1):
@@ -289,7 +288,7 @@ def _match_tails(case: Case) -> Detection | None:
 
 
 _TOKEN_BOUND_SHARE = 0.15
-"""Share of variance tied to tokens above which wrong positions are excluded as the cause. ALiBi reaches 0.07."""
+"""Above this share of variance that depends only on the token, positions are not the cause. ALiBi reaches 0.07."""
 _POSITION_SETTINGS = "compare rope_theta, ALiBi slopes, attention window and position_ids of the two sides"
 _OTHER_MODEL_COHERENCE = 0.9
 
@@ -388,7 +387,7 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
 
 
 _QUANTIZED_SLIGHT_BIAS, _QUANTIZED_MAX_DRIFT, _QUANTIZED_MAX_NOISE = 0.03, 0.6, 0.4
-"""Limits for quantized weights, which quantization to 4 bits does not reach."""
+"""Limits for quantized weights. Quantization to 4 bits stays below these limits."""
 
 
 def detect_quantized_rollout(case: Case) -> Detection | None:
@@ -475,7 +474,7 @@ _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
-"""With fewer rows and less variance, the cause may be two kinds of prompts."""
+"""With fewer rows or less variance, there may be two kinds of prompts instead."""
 
 
 def detect_unexplained(case: Case) -> Detection | None:
@@ -487,11 +486,11 @@ def detect_unexplained(case: Case) -> Detection | None:
 
 
 def mark_gross_tokens(case: Case) -> Bools:
-    """Return flags of the few tokens [N] that differ far more than the other tokens."""
+    """Return True for the few tokens that differ far more than the other tokens [N]."""
     size = np.abs(case.x)
     found: Bools = (size > _GROSS_DISTANCE) & (size > _GROSS_NOISE_FACTOR * max(case.noise, 1e-6))
     tailed = int((np.abs(case.standard) > 12.0).sum()) - int(found.sum()) > 3 * int(found.sum())
-    if tailed or case.filled or case.reshaped:  # then they may be the end of a tail, or ratios of unlikely tokens
+    if tailed or case.filled or case.reshaped:  # then these tokens may only be the end of a tail
         found &= size > 3 * _GROSS_DISTANCE
     return found if len(found) and found.mean() < _GROSS_MAX_SHARE else np.zeros(len(found), np.bool_)
 
@@ -506,15 +505,15 @@ def _match_tokens(case: Case) -> Detection | None:
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     upward = float((case.x[chosen] > 0).mean())
-    flips = abs(case.calibration.z) < 4.0 and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as other experts cause
+    flips = abs(case.calibration.z) < 4.0 and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as with other experts
     flips &= count < 0.01 * len(case.x)
     sure = share > 0.3 and sequences > 1 and not case.reshaped and not flips
-    more = bool(case.explained) and share * float(case.k3.sum()) < 0.9 * case.whole_k3  # the same cause again
-    sure &= count < 0.05 * len(case.x) or case.size >= _SURE_ROWS // 2  # a few rows may have a cause of their own
+    more = bool(case.explained) and share * float(case.k3.sum()) < 0.9 * case.whole_k3  # a known cause?
+    sure &= count < 0.05 * len(case.x) or case.size >= _SURE_ROWS // 2  # else perhaps a cause of a few rows only
     seats = _find_seats(case, chosen)
     seated = "positions" in seats and count >= 5  # one long row has many tokens of one worker and step
     far = [int((np.abs(case.standard) > limit).sum()) for limit in (5.0, _GROSS_NOISE_FACTOR)]
-    tail = may_be_larger(case) and far[0] >= 1.5 * far[1] and not seated  # as other experts cause
+    tail = may_be_larger(case) and far[0] >= 1.5 * far[1] and not seated  # as with other experts
     examples = case.find_loudest(rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.positions[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
@@ -541,7 +540,7 @@ def _match_tokens(case: Case) -> Detection | None:
 
 
 def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
-    """Return where most of the chosen tokens are: at the start or the end of rows, at one worker or in one step."""
+    """Describe where most of the chosen tokens are: at the start or the end of rows, at one worker or in one step."""
     found = {}
     total = int(chosen.sum())
     left = case.each(case.counts) - case.place
@@ -585,7 +584,7 @@ def _match_rows(case: Case) -> Detection | None:
 
 
 def _match_everywhere(case: Case) -> Detection | None:
-    """Find noise that is too large for arithmetic, or a rollout column that does not belong to the sampled tokens."""
+    """Find noise that is too large for arithmetic, or rollout log-probs that are not those of the sampler."""
     if is_plain_noise(case):
         return None
     (share, _), ratio = tail_shares(case), case.calibration
@@ -593,7 +592,7 @@ def _match_everywhere(case: Case) -> Detection | None:
         return _match_unrelated(case)
     broken, told = abs(ratio.z) > 8.0 and not case.is_greedy, len(case.x) >= MIN_STRUCTURE_TOKENS
     if case.noise <= BFLOAT16_NOISE and not broken:
-        return None  # a usual tail beyond noise is part of the noise finding
+        return None  # the finding for noise describes the usual tail
     sure = told and (case.noise > 0.2 or broken)
     summary = (
         f"the mean |log ratio| is {np.mean(np.abs(case.x)):.2g} nats. The noise of the logits is {case.noise:.2g}, "
@@ -625,7 +624,7 @@ def _match_everywhere(case: Case) -> Detection | None:
 def _match_unrelated(case: Case) -> Detection:
     together, ratio = case.column_correlation, case.calibration
     means = (ratio.z, ratio.excess), (ratio.inverse_z, ratio.inverse)
-    # a possible sampling distribution has a small E[ratio] - 1, unrelated columns have far more
+    # E[ratio] - 1 is small if the tokens were sampled from a column, and far larger for unrelated columns
     sampled = any(abs(z) < 3.0 and mean < 2.0 for z, mean in means)
     limit = ", or the weights of the two sides are very different"
     usual = "correlation of the two columns: usually above 0.6, even with different weights or settings"

@@ -23,7 +23,14 @@ def load_texts() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True)
 class Cause:
-    """Cause of a mismatch. `columns` are the optional columns of `test`, `flags` counts tokens of the whole dump."""
+    """A cause of a mismatch.
+
+    Attributes:
+        test: A function that looks for the cause in a sample.
+        columns: Optional columns of the dump that the test reads.
+        flags: A function that counts suspicious tokens in the whole dump, because the test sees only a sample.
+        in_layers: True if the fault may be in a layer of the model.
+    """
 
     id: str
     test: Callable[[Case], Detection | None]
@@ -45,7 +52,7 @@ class Cause:
 
     @property
     def advice(self) -> str:
-        """Return the advice with the names of the frameworks' settings."""
+        """Return the advice, including the names of settings in the frameworks."""
         known = list_settings(self.id)
         return load_texts()[self.id]["advice"].replace("{settings}", f" ({'; '.join(known)})" if known else "")
 

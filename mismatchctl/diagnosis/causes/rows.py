@@ -1,4 +1,4 @@
-"""Causes in whole rows or in their context: swapped or duplicated rows, truncated prompts."""
+"""Tests for whole rows: duplicated, swapped or copied rows, and rows with another prompt, context or position."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def detect_identical(case: Case) -> Detection | None:
         return None
     others = case.x[~case.each(same)]
     if len(others) and float((others == 0).mean()) > 0.3:
-        return None  # engines that often agree to the bit do so throughout some rows
+        return None  # if single tokens are often identical, some rows are identical by chance
     where, workers = {"sequences": percent(same.mean())}, case.column("worker")
     if len(set(workers[same].tolist())) < len(set(workers.tolist())):
         where["worker"] = format_list(sorted(set(workers[same].tolist()), key=str))
@@ -104,7 +104,7 @@ def detect_identical(case: Case) -> Detection | None:
 
 
 def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
-    """Report that all or nearly all tokens have equal log-probs on the two sides."""
+    """Report that the two sides have equal log-probs for all or nearly all tokens."""
     tokens = case.evidence.tokens
     other, away = tokens - same, np.abs(case.x[case.x != 0])
     text = f"all {tokens:,} valid tokens are bit-identical in the two columns"
@@ -147,7 +147,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
         return None
     found = np.isin(np.arange(case.size), candidates[matched])
     most = len(candidates) > _SWAPPED_SURE_SHARE * long.sum() and case.column_correlation < UNRELATED_CORRELATION
-    if (matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4) or most:  # also rows without a sampled partner
+    if (matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4) or most:  # also rows whose partner is not sampled
         found = case.counts > 0 if found.mean() > _SWAPPED_SURE_SHARE else off > _SWAPPED_MIN_DISTANCE
     ids = case.column("sequence_id")
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
@@ -172,7 +172,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean difference between all pairs of rows over their first tokens."""
+    """Return the mean difference between the rollout of each row and the trainer of each row, over the first tokens."""
     place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
@@ -197,7 +197,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
     if case.reshaped or case.noise < 1e-3:
         return None
     if "context_mismatch" in case.explained:
-        return None  # a jump at a turn already has a finding
+        return None  # there is already a finding for a jump at a turn
     case = of_one_version(case)
     for boundary, place in (("response", case.place), ("turn", _tokens_since_turn(case))):
         if place is None:
@@ -209,7 +209,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
 
 
 def _tokens_since_turn(case: Case) -> Ints | None:
-    """Return the number of tokens since the last gap in the positions [N], or -1 before the first gap."""
+    """Return the index of each token in its turn, or -1 in the first turn. Gaps in the positions divide the turns."""
     position = case.rows.positions[case.index]
     gap = np.zeros(len(position), np.bool_)
     gap[1:] = (np.diff(position) > 1) & (case.where[1:] == case.where[:-1])
@@ -236,7 +236,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         before, after = (case.part_means(case.loudness, part)[rows] for part in near)
         jump = after - before
         z = max(normal_z(compute_t(jump), len(rows) - 1), _outlying(jump))
-        if best is None or z > best[1] + 1:  # the first of several boundaries that are about equally clear
+        if best is None or z > best[1] + 1:  # of equally clear boundaries, keep the first
             best = jump, z, boundary, rows
     if best is None or best[1] < 5.0:
         return None
@@ -244,7 +244,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     concerned = np.zeros(case.size, np.bool_)
     concerned[rows[jump > _LARGE / 2]] = True
     share = float(concerned.sum()) / len(rows)
-    if share > _NEARLY_ALL:  # then rows too short for a test are affected too
+    if share > _NEARLY_ALL:  # then assume that rows too short for a test are affected too
         concerned[:] = True
     late = concerned[case.where] & (turn >= first)
     early = concerned[case.where] & (turn < first)
@@ -255,7 +255,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     drift = _drift(case, turn, used & concerned[case.where])
     stays = float(parts[1].mean() - parts[0].mean())
     if drift > 0.5 * mean or stays < 0.4 * mean:
-        return None  # it also rises within turns, or it does not last
+        return None  # the difference also rises within turns, or falls again
     sizes = [float(np.median(np.abs(case.scaled[used & part]))) for part in (early, late)]
     ratio, everywhere = float(np.exp(np.clip(case.x[late], -20, 7)).mean()), share > _NEARLY_ALL
     return Detection(
@@ -283,7 +283,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
 
 
 def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
-    """Among some tokens [N], mark the first or the last few in each row."""
+    """Mark the first few of the given tokens in each row, or the last few."""
     running = np.append(0, np.cumsum(tokens))
     starts = case.each(case.starts)
     before = running[:-1] - running[starts]
@@ -293,7 +293,7 @@ def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
 
 
 def _outlying(jump: Float64s) -> float:
-    """Return an approximate z-score of the rows whose jump is larger than the jumps of other rows."""
+    """Return an approximate z-score that is high if a few rows have a much larger jump than the other rows."""
     scatter = 1.4826 * float(np.median(np.abs(jump - np.median(jump))))
     limit = max(_LARGE, 5.0 * scatter)
     up, down = int((jump > limit).sum()), int((jump < -limit).sum())
@@ -301,7 +301,7 @@ def _outlying(jump: Float64s) -> float:
 
 
 def _drift(case: Case, turn: Ints, used: Bools) -> float:
-    """Return how much the logarithm of the noise rises from the first to the second half of the turns."""
+    """Return how much the logarithm of the noise rises within a turn, from its first to its second half."""
     key = case.where * (int(turn.max()) + 1) + turn
     number = np.bincount(key, used)
     place = np.cumsum(used)
@@ -319,7 +319,7 @@ def _drift(case: Case, turn: Ints, used: Bools) -> float:
 
 
 def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Return the slope of the log noise by log2(1 + place) within sequences, its z-score, and early and late means."""
+    """Regress the log noise on log2(1 + place) within sequences. Return slope, z-score, and early and late means."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
@@ -409,8 +409,8 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
 
 
 _KIND_TOKENS, _KIND_ROWS, _KIND_PROMPTS, _KIND_PURE = 10, 2, 6, 0.9
-"""Minimum of tokens per row, of rows per prompt, of prompts, of the share of a prompt's rows that are of one kind, and
-of the share of such prompts."""
+"""Minimum number of tokens per row, of rows per prompt, and of prompts. `_KIND_PURE` is the minimum share of rows of
+one kind in a prompt, and of prompts that reach this share."""
 
 
 _POSITION_MIN_LENGTH = 24
@@ -419,7 +419,7 @@ _POSITION_MIN_SPREAD = 3.0
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Return the ratio of late to early differences in responses, its z-score, and the two differences."""
+    """Compare late with early tokens of responses. Return the ratio of their mismatch, a z-score, and both values."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < 4), share >= 0.75))

@@ -1,4 +1,4 @@
-"""Causes in the sampling distribution: temperature, truncation, raw log-probs, softcap, bias and penalties."""
+"""Tests for the sampling distribution: temperature, top-p and other truncation, logit softcap, bias and penalties."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def detect_temperature(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
     truncated = "truncated_sampling" in case.explained
     if truncated and compare_same_contexts(case) is not None:
-        return None  # the finding of the truncation states the temperature
+        return None  # the finding for the truncation contains the temperature
     if found is None or (found.likelier == "train" and not truncated) or not (found.scaled or truncated):
         return None
     told, steep = found.likelier == "rollout" and not truncated, truncated or found.plainly_scaled
@@ -70,7 +70,7 @@ _TRUNCATED_Z = -6.0
 _TRUNCATED_QUANTILE = 0.005
 _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 30, 4.0
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
-"""Largest probability of an unlikely token, smallest top-p, and tolerance and largest spread of equal masses."""
+"""Maximum probability of an unlikely token, minimum top-p, and tolerances within which kept masses are equal."""
 _MIN_P_NOTE = "the value of min-p needs the likeliest token's probability, which only rollout_top_log_probs contain"
 
 
@@ -94,15 +94,15 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     zeros = float(certain.mean())
     one_sided = max(likely, direction.unlikely) < -0.4 or (not case.reshaped and _gains_only(case))
     power = compare_same_contexts(case)
-    one_sided |= power is not None and power[2] > SAME_SURE_EXPLAINED  # the temperature alone leaves E[ratio] at 1
+    one_sided |= power is not None and power[2] > SAME_SURE_EXPLAINED  # a temperature alone does not change E[ratio]
     nucleus = zeros > 0.005
-    # samplers cut off more mass than rounding, and keep more than this mass at nearly all positions
+    # A sampler removes more mass than rounding does. At nearly all positions, it keeps more than 1e-6.
     if z > _TRUNCATED_Z or not (one_sided or nucleus) or -excess < 1e-6:
         return None
     if float(np.quantile(case.x, 0.05)) < math.log(1e-6):
         return None
     if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < 0.3:
-        return None  # these log-probs of 0 cannot come from a nucleus of one token
+        return None  # top-p cannot keep only these tokens: the trainer finds them unlikely
     if power is None:
         setting, told = _describe_setting(case, case.t[certain] if nucleus else None)
     else:
@@ -131,9 +131,9 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
 
 
 def _gains_only(case: Case) -> bool:
-    """Return True if many rollout log-probs are far above the trainer's, relative to the noise, and few far below."""
+    """Return True if many rollout log-probs are far above the trainer's, and nearly none far below."""
     losses = case.scaled[case.x > 0]
-    if len(losses) < 50:  # a truncation of little mass does not move tokens where it cuts less than the noise
+    if len(losses) < 50:  # too few tokens to estimate the noise
         return False
     limit = max(7.5 * float(np.median(losses)), 0.02)
     gain, loss = float((case.scaled < -limit).mean()), float((case.scaled > limit).mean())
@@ -163,10 +163,11 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
 
 
 def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
-    """Describe the truncation, and list its evidence. `certain` are log-probs of tokens that were the only choice [N].
+    """Estimate the setting of the truncation, and list the evidence.
 
-    The ratio of a token is the probability mass that the truncation keeps. Top-p keeps a mass of at least p, and less
-    than p without the last token. Top-k keeps k tokens at every position.
+    `certain` contains the trainer's log-probs of tokens that were the sampler's only choice. The importance ratio of a
+    token is the probability mass that the sampler kept. With top-p, the kept mass is at least p. Without the least
+    likely kept token, it would be below p. With top-k, the number of kept tokens is k at every position.
     """
     mass, p = np.exp(np.minimum(case.x, 0.0)), np.exp(np.minimum(case.t, 0.0))
     ends = float(np.quantile(mass - p, 1 - _TRUNCATED_QUANTILE)), float(np.quantile(mass, _TRUNCATED_QUANTILE))
@@ -205,7 +206,7 @@ def _describe_top_k(length: tuple[int, int, int] | None) -> tuple[str, list[Fact
 def _describe_tempered_setting(
     case: Case, b: float, ends: tuple[float, float], explained: float, nucleus: bool = False
 ) -> tuple[str, list[Fact]]:
-    """Describe the truncation of a rollout that samples from p^b."""
+    """Describe the truncation of a rollout that also has another temperature, 1 / b."""
     meaning = "temperature of the rollout relative to the trainer, from different tokens after the same prefix"
     if explained < SAME_SURE_EXPLAINED:
         said = f"a temperature of about {1 / b:.2g} together with other settings (top-p, top-k, min-p, penalties)"
@@ -231,10 +232,10 @@ def _describe_tempered_setting(
 
 
 def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Return top-p and its interval, if all positions with an unlikely sampled token keep the same probability mass.
+    """Return top-p and its interval, if the kept mass is the same wherever an unlikely token was sampled.
 
-    At such a position, top-p keeps a mass between p and p plus the small probability of the sampled token. Top-k and
-    min-p keep more mass at positions with likelier tokens.
+    With top-p, the kept mass exceeds p by less than the probability of the sampled token. With top-k and min-p, the
+    kept mass is larger at positions with likelier tokens.
     """
     small = np.flatnonzero(case.t < math.log(_UNLIKELY_P))
     if len(small) < _KEPT_MIN_PLACES * 3:
@@ -254,10 +255,10 @@ def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 
 def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
-    """Return the number of kept tokens with an interval, and the z-score of its change with the removed mass.
+    """Estimate the number of tokens that the sampler keeps, and whether it depends on the removed mass (a z-score).
 
-    The mean of 1 / q over samples of q is the number of tokens with any mass. Each position is weighted by its squared
-    mass, because small masses are noise.
+    If q is the sampler's probability of the sampled token, the mean of 1 / q is the number of kept tokens. The weight
+    of a position is its removed mass squared, because small masses are noise.
     """
     length = _estimate_mean_kept(case, np.maximum(cut - 0.1, 0.0) ** 2)
     weights = np.where(cut > 0.03, cut, 0.0) ** 2
@@ -275,7 +276,7 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
 
 
 def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
-    """Return the weighted mean of 1 / q, its standard error, and half of its 95% interval."""
+    """Return the weighted mean of 1 / q (q: rollout probability), its standard error, and half of its 95% interval."""
     chosen = weights > 0
     clusters = len(np.unique(case.clusters[case.where[chosen]]))
     if chosen.sum() < _KEPT_MIN_PLACES or clusters < 2:
@@ -289,10 +290,10 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
 
 
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
-    """Estimate log p of top-p from the trainer's log-probs of tokens that were the sampler's only choice.
+    """Estimate log p of top-p, and its interval, from tokens that were the sampler's only choice.
 
-    The smallest of these log-probs is close to log p. If they are evenly dense near log p, (1 + r / n)^-n = 0.05 bounds
-    the distance of the smallest one from log p.
+    Such a token has a trainer probability of at least p. Therefore, the smallest of their log-probs is close to log p.
+    The interval is valid if their density does not change near log p.
     """
     ordered = np.sort(certain)
     count = max(1, min(max(len(ordered) // 20, 6), len(ordered) - 1))
@@ -329,9 +330,9 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
 
 
 def _compare_entropy(case: Case) -> Detection | None:
-    """Compare the mean negative log-prob with the recorded entropy, which are equal for sampled tokens."""
+    """Compare the mean negative log-prob with the mean recorded entropy. For sampled tokens, these are equal."""
     entropy = case.token_column("entropy")
-    filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounded columns agree too
+    filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounded columns still agree
     if entropy is None or case.reshaped or filled or case.noise > 0.1:
         return None
     known, surprise = np.isfinite(entropy), -(case.r + case.t) / 2
@@ -418,9 +419,7 @@ def detect_logit_bias(case: Case) -> Detection | None:
     if held < 0.4 or rest > 0.3 * abs(size):
         return None
     ratio = case.calibration
-    sampled = (
-        min(abs(ratio.z), abs(ratio.inverse_z)) < 6.0
-    )  # with a bias, both columns are distributions, and one of them sampled
+    sampled = min(abs(ratio.z), abs(ratio.inverse_z)) < 6.0  # with a bias, one side has the sampler's log-probs
     return Detection(
         "high" if held > 0.6 and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
@@ -445,7 +444,7 @@ _PENALTY_MIN_TOKENS = 100
 
 @cached_on_case
 def count_earlier(case: Case) -> Ints:
-    """Return the number of earlier occurrences of each token in its response [N]."""
+    """Count how often each token occurred earlier in its response [N]."""
     ids = case.rows.extra_columns["token_ids"][case.index].astype(np.int64)
     pairs = case.where * (ids.max(initial=0) + 1) + ids
     order = np.argsort(pairs, kind="stable")
@@ -466,7 +465,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
     if min(fresh.sum(), again.sum()) < _PENALTY_MIN_TOKENS:
         return None
     up, down = float(np.median(case.scaled[again])), float(np.median(case.scaled[fresh]))
-    one, other = sorted((abs(up), abs(down)))  # a penalty moves both, in opposite directions
+    one, other = sorted((abs(up), abs(down)))  # a penalty changes repeated and new tokens in opposite directions
     small = abs(up - down) < 0.3 * case.noise or one < 0.1 * other
     apart, z = _repetition_difference(case, np.clip(case.standard, -4, 4), again)
     plain = abs(z) > 20.0 and abs(apart) > 1.5 and up * apart > 0
@@ -481,7 +480,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
     side, way = "rollout" if apart > 0 else "trainer", "higher" if up * down < 0 else "lower"
     sure = abs(z) > 10.0 and abs(apart) > 0.6
     return Detection(
-        "high" if sure else "low",  # other weights can change repeated tokens as little
+        "high" if sure else "low",  # other weights can cause such a small change too
         f"in the logits of the {side}, tokens that occurred earlier in the response are {abs(up):.2g} lower, and all "
         f"other tokens are {abs(down):.2g} {way}. The {side} has a repetition, presence or frequency penalty, and the "
         "other side does not",
@@ -500,7 +499,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
-    """Return the mean difference between repeated and new tokens of equal probability and place, and its z-score."""
+    """Compare repeated with new tokens of similar probability and position. Return the difference and a z-score."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, 8), (case.place, 4)):
         bins = bins * parts + quantile_bins(values, parts)
@@ -517,7 +516,7 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
 
 
 def detect_sampling_settings(case: Case) -> Detection | None:
-    """Combine several sampler settings into one cause, because one configuration sets them."""
+    """Report several sampler settings as one cause, because one configuration file can set all of them."""
     names = [name for name in ("temperature", "truncated_sampling", "logit_penalty") if name in case.explained]
     power = compare_same_contexts(case) if "truncated_sampling" in names else None
     if len(names) + (power is not None) < 2 or "sampling_settings" in case.explained:

@@ -1,4 +1,4 @@
-"""Causes by old model weights: an old policy, prefix cache, step or worker, or a growing mismatch."""
+"""Tests for old model weights: in all rows, in some steps, at some workers, or in the prefix cache of the engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAG_Z = 4.0
 
 @cached_on_case
 def _lag_of_tokens(case: Case) -> Float64s | None:
-    """Return the version lag of each token [N] if it changes within rows."""
+    """Return the version lag of each token [N], or None if it is the same for all tokens of each row."""
     own, train = case.rows.extra_columns.get("rollout_version"), case.token_column("train_version")
     if own is None or train is None:
         return None
@@ -39,7 +39,7 @@ def _lag_of_tokens(case: Case) -> Float64s | None:
 
 
 def of_one_version(case: Case) -> Case:
-    """Return the case with only the tokens of the first version of each row."""
+    """Return the case without tokens that have another version than the first token of their row."""
     lag = _lag_of_tokens(case)
     if lag is None:
         return case
@@ -48,7 +48,7 @@ def of_one_version(case: Case) -> Case:
 
 
 def _match_lag_of_tokens(case: Case) -> Detection | None:
-    """Find rows whose tokens from older versions have a larger mismatch."""
+    """Find rows in which tokens of older versions have a larger mismatch than the other tokens."""
     lag = _lag_of_tokens(case)
     if lag is None or case.reshaped:
         return None
@@ -88,12 +88,12 @@ def detect_stale_policy(case: Case) -> Detection | None:
         lags[float(value or 0)] += float(sums[0, 0])
     several = len(lags) > 1
     growth, growth_z = fit_slope(cells) if several else (0.0, 0.0)
-    untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens cannot show that model weights differ
+    untold = ((0.0, 0.0), (0.0, 0.0))  # with another temperature, tokens cannot show this
     (shared, shared_z), (along, along_z) = untold if case.reshaped else (case.systematic_share, case.drift_correlation)
     grows, idle = growth_z > _LAG_Z, several and growth_z < 2.0
     weights_differ = shared > 0.02 and shared_z > 6
     learning = along > 0.45 and along_z > _LAG_Z
-    newest = min([0.0, *lags])  # versions of two sides may have different origins
+    newest = min([0.0, *lags])  # version counters may start at different numbers
     behind, ahead = {lag: count for lag, count in lags.items() if lag > newest}, newest < 0
     loud = case.noise > BFLOAT16_NOISE
     confidence: Confidence | None = None
@@ -111,7 +111,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
     elif learning and weights_differ:
         confidence = "medium"
     if confidence is None or ("weights_never_updated" in case.explained and not grows):
-        return None  # the same stale weights already have a finding
+        return None  # there is already a finding for these old weights
     if behind:
         versions = "version" if {*behind} == {1.0} else "versions"
         summary = f"the rollout's weights were {_format_lags(behind)} {versions} older than the trainer's"
@@ -166,7 +166,7 @@ def _format_lags(lags: Iterable[float]) -> str:
 
 _PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
-"""Starts with the same prefix share their noise, without being louder."""
+"""Minimum extra noise at the start. Responses with the same prefix also share noise, but not more noise."""
 
 
 def detect_stale_prefix(case: Case) -> Detection | None:
@@ -179,7 +179,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
     if early is None or late is None:
         return None
     excess, z, levels = early
-    # the levels of prompts differ at the start beyond chance, and less later
+    # at the start of responses, prompts must differ more than by chance, and more than later
     if excess < 0.04 or z < 4.5 or late[0] > 0.4 * excess:
         return None
     known = np.isfinite(levels)
@@ -215,7 +215,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
 
 
 def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
-    """Return the variance of the log mismatch between prompts, its z-score from ranks, and the value of each prompt."""
+    """Return the variance of the log mismatch between prompts beyond chance, a z-score, and the mean of each prompt."""
     number = case.sums(part)
     told = number >= 3
     counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
@@ -228,7 +228,7 @@ def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray]
     ranks = np.argsort(np.argsort(level, kind="stable")).astype(np.float64)
 
     def split(values: Float64s) -> tuple[float, float, Float64s]:
-        """Return the variance between the means of clusters, its expectation by chance, and the means."""
+        """Return the variance between prompt means, the variance expected by chance, and the means."""
         means = np.bincount(case.clusters[mine], values, len(counts)) / np.maximum(counts, 1)
         left = values - means[case.clusters[mine]]
         return float(means[many].var(ddof=1)), float(left @ left) / freedom * float((1 / counts[many]).mean()), means
@@ -236,7 +236,7 @@ def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray]
     (between, chance, means), (ranked, by_chance, _) = split(level), split(ranks)
     if not (chance > 0 and by_chance > 0):
         return None
-    z = math.log(max(ranked, 1e-300) / by_chance) / math.sqrt(2 / groups + 2 / freedom)  # of log F
+    z = math.log(max(ranked, 1e-300) / by_chance) / math.sqrt(2 / groups + 2 / freedom)  # z-score of log F
     return between - chance, z, np.where(many, means, np.nan)
 
 
@@ -253,7 +253,7 @@ def detect_stale_step(case: Case) -> Detection | None:
     out = (z > 5.0) & (away > math.log(1.35)) & (counts >= MIN_ROWS)
     count = int(out.sum())
     if not count or count > 0.26 * number or out[-2:].all():
-        return None  # many steps are no exception, and the last ones may start a change
+        return None  # too many for exceptions, or perhaps a change that lasts
     names = [steps[i] for i in np.flatnonzero(out)]
     mine = np.array([step in names for step in case.column("step").tolist()], np.bool_)
     factor, last = math.exp(float(away[out].mean())), bool(out[-1])
@@ -308,7 +308,7 @@ def detect_stale_worker(case: Case) -> Detection | None:
 
 def detect_growing_mismatch(case: Case) -> Detection | None:
     if "weights_never_updated" in case.explained:
-        return None  # the growth is its symptom
+        return None  # that cause already explains the growth
     steps, level, error, _, freedom = measure_steps(case)
     if len(steps) < 6 or freedom < len(steps):
         return None  # the scatter within steps must be known
@@ -318,7 +318,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         return None
     growth = case.growth and case.growth()
     if growth is None or growth.verdict != "grew":
-        growth = own  # the level of |log ratio| is known better than K3
+        growth = own  # |log ratio| has a smaller error than K3
     onset, ends = growth.onset, growth.onset_interval
     if not isinstance(onset, (int, float)) or ends is None:
         return None
@@ -373,7 +373,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     factor, early = (float(np.exp(part.mean() - means[0])) for part in (means[-2:], means[half - 1 : half + 1]))
     rise, rise_z, own_z = _slopes(level, np.log1p(age), lag)
     pairs = [np.sign(later - means[i]) for i in range(len(means)) for later in means[i + 1 :]]
-    steady = float(np.mean(pairs))  # Kendall's tau of the levels with their order
+    steady = float(np.mean(pairs))  # Kendall's tau: 1 if the mean rises with each version
     first, then = level[train == ages[0]], level[(train == ages[1]) | (train == ages[2])]
     error = [part.var(ddof=1) / len(part) if len(part) > 1 else math.inf for part in (first, then)]
     if then.mean() - first.mean() < 3.0 * max(math.sqrt(sum(error)), 1e-12):
@@ -407,7 +407,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
 
 
 def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
-    """Return the slope of the log mismatch by age at equal lag, its z-score, and the z-score of the lag."""
+    """Regress the log mismatch on age and on lag. Return slope and z-score of the age, and the z-score of the lag."""
     terms = [np.ones(len(level)), age]
     if np.ptp(lag) > 0:
         terms.append(lag)
@@ -432,7 +432,10 @@ StepCells = dict[StepKey, Float64s]
 
 @dataclass(frozen=True)
 class Levels:
-    """Summed log mismatch of groups of sequences [K], at equal length and uncertainty, and its variance in a group."""
+    """Log mismatch of groups of sequences, after the effects of length and uncertainty are removed.
+
+    `sums` contains the sum of each group [K]. `variance` is the variance of sequences within a group.
+    """
 
     counts: Float64s
     sums: Float64s
@@ -441,7 +444,7 @@ class Levels:
 
     @classmethod
     def of(cls, cells: Mapping[StepKey, Float64s]) -> Levels:
-        """Remove the effects of sequence length and uncertainty on the level, by regression within groups."""
+        """Regress the log mismatch on sequence length and uncertainty within groups, and remove these effects."""
         table, groups = np.array([*cells.values()]), np.arange(len(cells))
         counts, sums = table[:, 0, 0], table[:, 0, 1:]
         if counts.sum() - len(cells) < max(_MIN_FREEDOM, 0.5 * len(cells)):
@@ -459,13 +462,13 @@ class Levels:
 
 
 def _number(names: Iterable[GroupValue]) -> Ints:
-    """Number names in the order of their first appearance."""
+    """Number the names in the order of their first appearance. Equal names get the same number."""
     known: dict[GroupValue, int] = {}
     return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
 
 
 def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
-    """Return the products of deviations from group means, and the degrees of freedom."""
+    """Return sums of products of deviations from the group means, and the degrees of freedom."""
     summed = np.zeros((int(groups.max()) + 1, *table.shape[1:]))
     np.add.at(summed, groups, table)
     sums = summed[:, 0, 1:]
@@ -475,7 +478,7 @@ def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Difference of the level of one value of a column from the other values in the same steps, and its z-score."""
+    """Difference in log mismatch between one value of a column (such as a worker) and the others in the same steps."""
 
     value: GroupValue
     difference: float
@@ -484,19 +487,19 @@ class Deviation:
 
 
 def correct_for_tests(z: float, tests: int) -> float:
-    """Reduce the largest z-score of several tests, because one of many tests is large by chance (Bonferroni)."""
+    """Reduce the largest z-score of several tests, because the largest of many is high by chance (Bonferroni)."""
     return math.copysign(math.sqrt(max(z * z - 2 * math.log(max(tests, 1)), 0.0)), z)
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Return the groups of a column, without values that earlier causes explain, from the sample if complete."""
+    """Return the sums of a column by step and value, without the values that earlier tests explain."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
 
 
 def _sum_sample(case: Case, reshaped: bool) -> AllCells:
-    """Sum the levels of the sample, after the effect of a temperature or a truncation is removed."""
+    """Sum the log mismatch of the sample. If `reshaped`, first remove the effect of a temperature or truncation."""
     rollout = case.rollout
     if reshaped:
         rollout, bins = rollout.copy(), quantile_bins(case.t, 32)
@@ -507,7 +510,7 @@ def _sum_sample(case: Case, reshaped: bool) -> AllCells:
 
 
 def find_deviations(cells: StepCells) -> list[Deviation]:
-    """Compare each value of a column with the other values step by step, the largest z-score first."""
+    """Compare each value of a column with the other values in the same steps. The largest z-score comes first."""
     if not cells:
         return []
     levels, steps, index = Levels.of(cells), _number(step for step, _ in cells), _number(value for _, value in cells)
@@ -529,7 +532,7 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
 
 
 def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, float]:
-    """Return the numbered steps, their mean levels, standard errors and counts, and the degrees of freedom."""
+    """Return numbered steps, their mean log mismatch, standard errors and sequence counts, and degrees of freedom."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = {key: sums for key, sums in select_cells(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:
@@ -543,7 +546,7 @@ def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, 
 
 
 def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
-    """Return the slope of the level over a number (version lag, ...) and its z-score, within steps if possible."""
+    """Regress the log mismatch on a number such as the version lag, within steps if possible. Return slope and z."""
     groups = _number(step for step, _ in cells)
     table, at = np.array([*cells.values()]), np.array([float(value or 0.0) for _, value in cells])
     counts = table[:, 0, 0]
@@ -556,7 +559,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
         value, z = _regress(products, freedom)
         ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
         most = -NormalDist().inv_cdf(math.exp(-ways)) if ways < 500.0 else math.inf
-        return value, math.copysign(min(abs(z), most), z)  # limited by the number of permutations
+        return value, math.copysign(min(abs(z), most), z)  # few permutations cannot give a large z-score
     levels = Levels.of(cells)
     y, error = levels.sums / levels.counts, levels.variance / levels.counts
     shapes = [_fit_across_steps(form, y, error, levels.freedom) for form in (at, np.minimum(at - at.min(), 1.0))]
@@ -565,7 +568,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the first variable on the last, and on the others if there is enough data. Return slope and z-score."""
+    """Regress the first variable on the last. With enough data, also include the other variables."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])
@@ -580,7 +583,7 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the levels of steps on a number. The error includes a scatter between steps of about 10%."""
+    """Regress the log mismatch of steps on a number. The error assumes that steps vary by about 10%."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:
