@@ -89,15 +89,15 @@ TITLES = {
     "draft": "log-probs of a draft model recorded",
     "dropout 0.02": "trainer with dropout 0.02",
     "dropout 0.1": "trainer with dropout 0.1",
-    "position base 0.5": "trainer with a position base x 0.5",
-    "position base 4.0": "trainer with a position base x 4",
+    "position base 0.5": "trainer with a position base multiplied by 0.5",
+    "position base 4.0": "trainer with a position base multiplied by 4",
     "window 12": "trainer with attention window 12",
     "window 40": "trainer with attention window 40",
     "half the prompt lost": "trainer without half of the prompt",
     "one prompt token": "trainer without one token of the prompt",
     "kept prefix 0": "prefix cache of the current weights",
     "kept prefix 5": "prefix cache of weights 5 updates old",
-    "retokenized": "one word split into letters",
+    "retokenized": "one word of the response split into letters",
     "shift -1": "column shifted by -1",
     "shift +1": "column shifted by 1",
     "shift +3": "column shifted by 3",
@@ -114,8 +114,8 @@ TITLES = {
     "duplicates": "20% of the rows repeated",
     "NaN": "NaN at 1% of the tokens",
     "no end": "no log-prob for the last token",
-    "zeros on 1 %": "0 at 1% of the tokens",
-    "-30 on 1 %": "-30 at 1% of the tokens",
+    "zeros on 1 %": "log-prob 0 at 1% of the tokens",
+    "-30 on 1 %": "log-prob -30 at 1% of the tokens",
     "10 % wrong ends": "wrong last log-prob in 10% of the rows",
     "swapped 5 %": "5% of the rows swapped",
     "swapped all": "all rows swapped",
@@ -326,7 +326,12 @@ def _planted_value(row: Verdict, name: str) -> float:
 def known_table(folders: Iterable[Path]) -> Iterator[str]:
     """Yield a table of the first findings in folders of dumps with known causes, and a table of the wrong ones."""
     wrong = []
-    heads = ("all confidences", "high confidence", "medium confidence", "other findings: wrong at high confidence")
+    heads = (
+        "first finding right",
+        "right, high confidence",
+        "right, medium confidence",
+        "later findings: wrong, high confidence",
+    )
     yield f"| dumps | {' | '.join(heads)} |"
     yield "|---|---|---|---|---|"
     for folder in folders:
@@ -353,7 +358,7 @@ def known_table(folders: Iterable[Path]) -> Iterator[str]:
         right = sum(count for (_, good), count in counts.items() if good)
         title = folder.name.replace("_", " ")
         yield f"| {title} | {format_share(right, counts.total())} | {' | '.join(cells)} | {more} |"
-    heads = ("dump", "planted fault", "first finding", "finding also lists the planted fault")
+    heads = ("dump", "planted fault", "first finding", "planted fault listed as another possible cause")
     yield from ["", "The first finding is wrong in these dumps:", "", table(heads, wrong)] if wrong else []
 
 
@@ -390,29 +395,31 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         *describe_models(plans, folder),
         "",
         f"The test uses {len(rows):,} dumps with a planted fault and {len(clean):,} clean dumps.",
-        "The table shows the share of true findings by confidence and [kind of finding](#confidence):",
+        "The table shows the percentage of findings that are true, by confidence and [kind of finding](#confidence):",
         "",
         *calibration_table(
             {name: [(row.found, row.truth, row.exceeds_noise) for row in own] for name, own in groups.items()}
         ),
         "",
-        f"`diagnose` is meant to name {len(LISTED)} of the {len(list_causes())} planted faults. "
-        "In dumps with one of these faults, the first finding names it in "
-        f"{format_share(sum(right[True]), len(right[True]))} of the cases. For the other {others} faults, the finding "
-        "`unexplained` also counts as right, and the first finding is right in "
-        f"{format_share(sum(right[False]), len(right[False]))} of the cases.",
+        f"`diagnose` should be able to name {len(LISTED)} of the {len(list_causes())} planted faults. "
+        f"In {format_share(sum(right[True]), len(right[True]))} of the dumps with these faults, the first finding "
+        f"names the fault. For the other {others} faults, `unexplained` also counts as a right finding. "
+        f"In {format_share(sum(right[False]), len(right[False]))} of the dumps with these faults, the first finding "
+        "is right.",
         "",
-        "A finding other than noise in a clean dump is a false alarm. The table counts clean dumps with a false alarm",
-        "of medium or high confidence. The clean dumps contain random workers, steps and weight versions, so that",
-        "`diagnose` can wrongly blame a worker, a step or a version.",
+        "Any finding in a clean dump is a false alarm, except a noise finding. The table counts clean dumps with a",
+        "false alarm of medium or high confidence. The columns for the worker, the step and the weight version contain",
+        "random values, so a false alarm can also blame a worker, a step or a version.",
         "",
         *alarm_table(clean),
         "",
         "The next table shows the percentage of dumps in which the first finding is right. Faults with the same result",
-        "share a row. The last column counts the wrong first findings of medium or high confidence. A noise finding",
-        "counts as right in two cases: no response of the dump has the fault, or the fault is one of the",
-        f"{others} other faults and raises K3 to at most {NOISE_FACTOR} times the K3 of the clean dump.",
-        "Dumps of 512 responses were only made for some faults.",
+        "share a row. The last column shows the number of wrong first findings by cause. A cell is empty if there was",
+        "no dump of 512 responses, or if all first findings are right. A noise finding counts as right in two cases:",
+        "",
+        "- The dump is a random part of a larger dump, and no response in this part has the fault.",
+        f"- The fault is one of the {others} other faults, and raises K3 to at most {NOISE_FACTOR} times the K3 of the",
+        "  clean dump.",
         "",
         *detection_table(rows),
         "",

@@ -127,7 +127,7 @@ class Summary:
             "",
             f"The models {models} were not used to develop `diagnose`. Each dump has {ROWS} responses, with the {K} "
             "most likely tokens at each position. The last row shows dumps without a setting. In these dumps, "
-            "`diagnose` is right if it finds neither a temperature nor a truncation.",
+            "`diagnose` is right if it reports no temperature, top-k, top-p or min-p.",
             "",
         ]
         lines += ["| setting of the sampler | setting found | interval contains the setting |", "|---|---|---|"]

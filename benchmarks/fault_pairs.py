@@ -88,19 +88,22 @@ def repeat_rows(dump: Dump, seed: int) -> Dump:
 
 
 COLUMN_FAULTS: dict[str, tuple[str, Callable[[Dump, int], Dump]]] = {
-    "shift by 1": ("misaligned", lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.roll(row, 1))),
+    "column shifted by 1": (
+        "misaligned",
+        lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.roll(row, 1)),
+    ),
     "20% of the rows edited": ("edited_response retokenized", edit_rows),
-    "-30 on 1%": (
+    "log-prob -30 at 1% of the tokens": (
         "padding_or_sentinel unexplained",
         lambda dump, seed: change_rows(
             dump, seed, 1.0, lambda row, rng: np.where(rng.random(len(row)) < 0.01, -30.0, row)
         ),
     ),
-    "stored in bfloat16": (
+    "column stored in bfloat16": (
         "low_precision_logging",
         lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: round_to_bfloat16(row)),
     ),
-    "probabilities": (
+    "probabilities instead of log-probs": (
         "probabilities_not_logs",
         lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.exp(row)),
     ),
@@ -150,10 +153,11 @@ def main() -> None:
     text = (
         f"The test uses {len(rows)} dumps. Each dump combines a fault from the first six rows of the table with a "
         f"fault from the other rows. The models have vocabularies of {' and '.join(VOCABULARIES)}. The random seeds "
-        "were not used to develop `diagnose`. Of the causes that `diagnose` names with high confidence, "
-        f"{shares[0]} are one of the two planted faults of the dump, and of the causes with medium confidence "
-        f"{shares[1]}. A first finding is right if it names one of the two faults. The last two columns show how often "
-        "`diagnose` names the fault of the row, and the other fault of the dump, with medium or high confidence.\n\n"
+        "were not used to develop `diagnose`.\n\n"
+        "A finding is right if it names one of the two faults of the dump. Of the causes that `diagnose` names with "
+        f"high confidence, {shares[0]} are right. Of the causes with medium confidence, {shares[1]} are right. "
+        "The last two columns count findings with medium or high confidence. "
+        '"This fault" is the fault of the row, and "other fault" is the second fault of the same dump.\n\n'
     )
     replace_section(text + "\n".join(lines), PAGE, BEGIN, END)
 

@@ -27,8 +27,8 @@ LENGTHS = ((50, 200), (200, 2000))
 def table(count: int) -> Iterator[str]:
     """Yield the lines of the table."""
     heads = (
-        "change", "steps", "runs", "growth found", "onset in the interval", "width of the interval (median, 90%)",
-        "shape found", "bad steps found",
+                "change", "steps per run", "runs", "growth found", "onset in the interval",
+        "width of the interval in steps (median, 90th percentile)", "jump or ramp right", "bad steps found",
     )  # fmt: skip
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"

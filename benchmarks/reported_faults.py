@@ -235,9 +235,10 @@ def settings_line(rows: list[Verdict]) -> str:
     ]
     close = sum(value is not None and abs(value - truth) <= 0.03 for truth, value in estimates)
     return (
-        f"In dumps with a sampler setting, {format_share(right, len(own))} of the first findings are right, and "
-        f"{high} are wrong at high confidence. The estimate of top-p is within 0.03 of the planted value "
-        f"in {format_share(close, len(estimates))} of the dumps."
+        "In some dumps, the fault is a sampler setting, such as a temperature or top-p. For these dumps, "
+        f"{format_share(right, len(own))} of the first findings are right, and {high} are wrong with high confidence. "
+        f"In {format_share(close, len(estimates))} of the dumps with top-p and without top-k, the estimate of top-p is "
+        "within 0.03 of the planted value."
     )
 
 
@@ -256,22 +257,22 @@ def main() -> None:
     falls = [(name, kind, own) for name, kind, own in severities if own != sorted(own)]
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     lines = [
-        f"The test uses {len(rows):,} dumps of random recurrent models with four sizes of the vocabulary: "
+        f"The test uses {len(rows):,} dumps of random recurrent models. The size of the vocabulary is one of these: "
         f"{', '.join(KINDS)}. The random seeds were not used to develop `diagnose`. Faults with the same result "
         "share a row:",
         "",
         *fault_table(rows),
         "",
-        "The table shows the share of true findings by confidence and [kind of finding](#confidence):",
+        "The table shows the percentage of findings that are true, by confidence and [kind of finding](#confidence):",
         "",
         *calibration_table({"all": [(row[3], true_causes(row[0][0]), row[0][0] not in HARMLESS) for row in rows]}),
         "",
         settings_line(rows),
         "",
-        f"In another test, each series of dumps has the same fault in {shares} of the data. In",
-        f"{len(severities) - len(falls)} of {len(severities)} series, the severity that `diagnose` reports never falls",
-        "when this share rises.",
-        *(f"The severity falls for {name} ({kind}): {own}." for name, kind, own in falls),
+        f"In another test, a series of dumps has the same fault in a growing part of the data: {shares}. In",
+        f"{len(severities) - len(falls)} of {len(severities)} series, a larger part never lowers the confidence of the",
+        "findings.",
+        *(f"The confidence falls for {name} ({kind}): {own}." for name, kind, own in falls),
     ]
     replace_section("\n".join(lines), PAGE, BEGIN, END)
     for job, right, _, findings, _ in rows:

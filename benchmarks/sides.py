@@ -310,9 +310,9 @@ def main() -> None:
         "",
         table(("model", "dumps", *(f"right side at {level} confidence" for level in LEVELS)), sides),
         *(["Wrong sides at medium or high confidence:", "", *errors, ""] if errors else []),
-        "The next table shows how often `diagnose` reports that the reference is wrong (`faulty_reference`). The",
-        "report is right in the second column only. If rollout and trainer have the same fault, the reference looks",
-        "wrong.",
+        "The next table shows how often `diagnose` reports that the reference is wrong (`faulty_reference`). This",
+        "report is right if the fault is in the reference. Otherwise, the report is wrong. If rollout and trainer have",
+        "the same fault, the correct reference looks wrong, because it differs from the other two columns.",
         "",
         table(("model", "fault in the reference", "fault shared by both sides", "another fault"), references),
     ]
