@@ -1,4 +1,4 @@
-"""Sequences token by token: log-probs, and the effect of each correction."""
+"""Read sequences token by token, with log-probs and the effect of each correction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_TOKENS = 4_096
 
 @dataclass(frozen=True)
 class SequenceRow:
-    """One sequence of T valid tokens and A tokens in all."""
+    """One sequence. It has A tokens, and T of them are valid."""
 
     file: str
     row: int
@@ -43,9 +43,9 @@ class SequenceRow:
     mask: Bools  # [A]
     ids: Ints | None  # token ids [A], if recorded
     position: Ints  # [T]
-    experts: Ints | None = None  # number of experts that differ [T], if recorded
-    first: int = 0  # range of the valid tokens that are shown
-    last: int = 0
+    experts: Ints | None = None  # for each valid token, in how many experts rollout and trainer differ [T], if recorded
+    first: int = 0  # first valid token that is shown
+    last: int = 0  # one more than the last valid token that is shown
     texts: list[str] = field(default_factory=list)  # decoded tokens [A]
 
     @property
@@ -59,7 +59,7 @@ def read_rows(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
 ) -> list[SequenceRow]:
-    """Read the sequences at the given files and rows, in this order."""
+    """Read the sequences at `places`, which are pairs of file and row."""
     dump = open_dump(
         paths,
         rename=rename,
@@ -117,7 +117,6 @@ def _build_row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> Sequ
 
 
 def _unmatched_experts(whole: Rows) -> Ints | None:
-    """For each valid token, count the rollout's experts that the trainer did not choose."""
     ours, theirs = whole.extra_columns.get("rollout_experts"), whole.extra_columns.get("train_experts")
     if ours is None or theirs is None or ours.shape != theirs.shape or ours.ndim != 2:
         return None
@@ -130,12 +129,12 @@ STATE_KEPT, STATE_REJECTED, STATE_BOUNDED = range(3)
 
 @dataclass(frozen=True)
 class AppliedCorrection:
-    """One correction, with its effect on each shown sequence."""
+    """The effect of one correction on each shown sequence."""
 
     correction: Correction
     states: tuple[NDArray[np.uint8], ...]  # state of each valid token [T]
     weights: tuple[NDArray[np.float64], ...]  # weight of each valid token before normalization [T]
-    reasons: tuple[list[str], ...]  # gates that reject each valid token, empty if it is kept
+    reasons: tuple[list[str], ...]  # for each valid token, the gates that reject it, or "" if it is kept
 
 
 def apply_corrections(
@@ -145,7 +144,7 @@ def apply_corrections(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
 ) -> Iterator[AppliedCorrection]:
-    """Apply each correction that has a weight or a gate to the shown sequences."""
+    """Apply each correction to the sequences. Corrections without a weight or gate are left out."""
     if any(gate.over == "batch" for correction in corrections for gate in correction.gates):
         dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
         trims = find_trims(dump, corrections)
@@ -185,9 +184,9 @@ def _rejection_reasons(applied: CorrectedBlock) -> list[str]:
 
 
 MAX_SEQUENCES = 20
-"""Number of worst sequences that are shown by default."""
+"""Maximum number of sequences that are shown by default."""
 SequencePlace = tuple[str, int]
-"""The place of a sequence: the path of the file as given, and the row."""
+"""The place of a sequence: the path of the file as the user wrote it, and the row."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ class TokenView:
 
 
 def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
-    """Parse `PATH:ROW` arguments, or return the sequences with the largest absolute sum of log ratios."""
+    """Parse `PATH:ROW` arguments. Without arguments, return the sequences with the largest |sum of log ratios|."""
     if not texts:
         worst = [
             (one.file, one.row, abs(one.log_ratio_sum)) for run in result.runs.values() for one in run.worst_sequences
@@ -225,7 +224,7 @@ def browse(
     vocabulary: str | Path | None = None,
     on_bad: BadDataPolicy = "error",
 ) -> TokenView:
-    """Read sequences token by token. Without a `vocabulary`, its kind is guessed from the token ids."""
+    """Read sequences token by token. Without a `vocabulary`, tokens are shown as bytes or as ids."""
     rows = read_rows(paths, places, rename or {}, on_bad)
     found = load_vocabulary(vocabulary, [row.ids for row in rows])
     applied = apply_corrections(paths, corrections, rows, rename or {}, on_bad)

@@ -22,7 +22,7 @@ except Exception as error:  # a broken installation may raise any error
 
 CheckpointDtype = Literal["float32", "float64"]
 POSITIONS_PER_BLOCK = 512
-"""Positions whose logits are computed at once, to limit memory."""
+"""The logits of this number of positions are computed at once, to limit memory."""
 
 
 class Checkpoint:
@@ -79,13 +79,13 @@ class Checkpoint:
         return values
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the logits from position `first` on. Only the last layer (head) runs in blocks of positions."""
+        """Yield the logits of position `first` and all later positions, in blocks that limit memory."""
         body = self._model.base_model
-        hidden = body(input_ids=ids, use_cache=False)
+        hidden = body(input_ids=ids, use_cache=False)  # all layers except the last (head)
         for start in range(first, ids.shape[1], POSITIONS_PER_BLOCK):
             part = slice(start, min(start + POSITIONS_PER_BLOCK, ids.shape[1]))
             answer = type(hidden)(last_hidden_state=hidden.last_hidden_state[:, part])
-            body.forward = lambda *given, known=answer, **named: known  # so that the model only computes its head
+            body.forward = lambda *given, known=answer, **named: known  # so that the model only runs its head
             try:
                 logits = self._model(input_ids=ids[:, part], use_cache=False).logits[0]
             finally:
@@ -101,7 +101,6 @@ def _load_error_text(error: Exception) -> str:
 
 
 def _choose_device(name: str) -> torch.device:
-    """Return the torch device. `auto` chooses a GPU if there is one."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         torch.empty(1, device=device)

@@ -30,14 +30,14 @@ def diagnose(
     by: Sequence[str] = (),
     **options: Unpack[ReadOptions],
 ) -> Diagnosis:
-    """Diagnose the mismatch of each run. Values that other commands reject are used as evidence.
+    """Diagnose the mismatch of each run. Invalid values are not errors here, but evidence.
 
-    The columns in `by` may identify a deviating worker, rank or data source, as the column `worker` does.
+    `by` names columns of workers, ranks or data sources. The diagnosis finds those with another mismatch than the rest.
     """
 
     @cache
     def growths() -> dict[str, Growth]:
-        """Measure the growth of K3 as `analyze` does, in a second pass that only runs if a cause needs it."""
+        """Measure the growth of K3 in a second pass over the dump, which most diagnoses do not need."""
         try:
             measured = analyze(paths, rename=rename, engine=reading.engine, findings=False)
             return {name: fit_run_growth(run) for name, run in measured.runs.items()}
@@ -72,7 +72,6 @@ def diagnose(
 
 
 def _estimate_noise(evidence: Evidence) -> LogitNoise | None:
-    """Estimate the noise on the logits from the sampled tokens of a run."""
     if evidence.sample is None:
         return None
     case = Case.of(evidence, evidence.sample.rows)

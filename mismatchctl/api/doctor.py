@@ -35,7 +35,7 @@ PACKAGE_NAME = "mismatchctl"
 
 @dataclass(frozen=True)
 class Dependency:
-    """A required or optional package. `wanted` contains the accepted versions, empty for any version."""
+    """A required or optional package. `wanted` is the range of accepted versions, or "" if any version is accepted."""
 
     name: str
     wanted: str
@@ -52,7 +52,7 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine and the Python environment. Memory is in bytes, if known. `devices` are names of GPUs."""
+    """The machine and the Python environment. Memory is in bytes. `devices` contains the names of the GPUs."""
 
     version: str
     result_format: int
@@ -69,7 +69,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class SelfTestCheck:
-    """One metric of the self-test: the stored and the computed value, or a problem."""
+    """One metric of the self-test: the expected value (`stored`), and the computed value or a problem."""
 
     part: str
     metric: str
@@ -117,7 +117,6 @@ EXPECTED_VALUES = {
 
 
 def inspect_machine() -> Machine:
-    """Describe this machine. torch is imported to list GPUs."""
     return Machine(
         version=__version__,
         result_format=FORMAT,
@@ -134,7 +133,7 @@ def inspect_machine() -> Machine:
 
 
 def list_dependencies() -> list[Dependency]:
-    """List the dependencies of this package, or an empty list without the metadata of this package."""
+    """List the dependencies of this package. The list is empty if Python finds no metadata of this package."""
     try:
         declared = [Requirement(text) for text in importlib.metadata.requires(PACKAGE_NAME) or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -155,7 +154,7 @@ def list_dependencies() -> list[Dependency]:
 
 
 def run_self_test() -> list[SelfTestCheck]:
-    """Compute the metrics of the built-in data with each available kernel, and compare them with stored values."""
+    """Compute the metrics of the built-in data with each available kernel, and compare them with expected values."""
     checks = _run_checks("from a file to a Result", EXPECTED_VALUES, lambda: _analyze_test_data("cpu"))
     checks += _run_checks("compiled loops", ("k3",), _run_compiled_kernel)
     if find_devices()[0]:
@@ -172,7 +171,7 @@ def _run_checks(part: str, keys: Iterable[str], compute: Callable[[], dict[str, 
 
 
 def _analyze_test_data(device: Literal["cpu", "cuda"]) -> dict[str, float]:
-    """Analyze the built-in data through a temporary Parquet file."""
+    """Write the built-in data to a temporary Parquet file, and analyze this file."""
     columns = {"rollout_log_probs": "rollout", "train_log_probs": "train", "response_mask": "mask", "step": "step"}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "self_test.parquet")
@@ -185,7 +184,7 @@ def _analyze_test_data(device: Literal["cpu", "cuda"]) -> dict[str, float]:
 
 
 def _run_compiled_kernel() -> dict[str, float]:
-    """Compute K3 with the compiled loops for large dumps."""
+    """Compute K3 with the compiled kernel, which large dumps use."""
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
     mask, rollout, train = (np.concatenate([row[name] for row in TEST_ROWS]) for name in ("mask", "rollout", "train"))

@@ -1,4 +1,4 @@
-"""Importance weights and estimators of the mismatch on arrays and tensors in memory."""
+"""Functions for arrays and tensors in memory: importance weights, and estimators of the mismatch."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def weights(
     age: Values | float | None = None,
     micro_batches: int | Values | None = None,
 ) -> tuple[Values, Values]:
-    """Return importance weights, and flags of the tokens that a correction keeps.
+    """Return the importance weight of each token, and a flag that is true if the correction keeps the token.
 
-    A trainer multiplies the loss of each token by the weight of the token. The weights are detached from the gradient
-    of the log-probs.
+    A trainer multiplies the loss of each token by the weight of the token. No gradient flows through the weights. In
+    this example, the ratios are 1 and 4.48, and `token_tis` truncates them at 2:
 
     >>> mm.weights([[-1.0, -2.0]], [[-1.0, -0.5]], correction="token_tis")
     ([[1.0, 2.0]], [[True, True]])
@@ -77,8 +77,8 @@ def weights(
             Default: all rows are one micro-batch.
 
     Returns:
-        Weights, and flags of the kept tokens, in the library, dtype and device of `train`. The weight of a masked token
-        is 0. The flag of a masked or rejected token is false.
+        Weights and flags, in the library and on the device of `train`. The weights also have the dtype of `train`. A
+        masked token has the weight 0. Masked and rejected tokens have the flag false.
     """
     from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
 
@@ -127,7 +127,9 @@ def keep(
     advantages: Values | None = None,
     age: Values | float | None = None,
 ) -> Values:
-    """Return flags of the tokens that a correction keeps.
+    """Return a flag for each token, which is true if a correction keeps the token.
+
+    In this example, the ratios are 1 and 4.48, and the correction keeps ratios from 0.5 to 2:
 
     >>> mm.keep([[-1.0, -2.0]], [[-1.0, -0.5]], correction={"gates": [{"keep": [0.5, 2.0]}]})
     [[True, False]]
@@ -135,7 +137,7 @@ def keep(
     Args:
         rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
         correction: A preset, a file, a mapping or a Correction. Example: `{"gates": [{"keep": [0.5, 2.0]}]}`.
-        current, advantages, age: Values that the correction uses, as in `mm.weights`.
+        current, advantages, age: Values that some corrections need, as in `mm.weights`.
 
     Returns:
         Flags in the library and on the device of `train`. Masked and rejected tokens are false.
@@ -156,7 +158,7 @@ def _ratios(rollout: Values, train: Values, mask: Values | None) -> Ratios:
 
 @public_function
 def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of rollout minus train log-prob over the valid tokens in nats, or NaN if there are none.
+    """Return the mean of rollout minus train log-prob over the valid tokens in nats. Without valid tokens, return NaN.
 
     >>> round(mm.k1([[-1.0, -2.0]], [[-1.1, -2.0]]), 2)
     0.05
@@ -200,15 +202,15 @@ def ess(
     """Return the effective sample size of the importance ratios, as a share of the number of ratios.
 
     An importance ratio is the trainer's probability divided by the rollout engine's probability. The effective sample
-    size is 1 if all ratios are equal, and falls to 0 as few ratios dominate.
+    size is 1 if all ratios are equal. It is near 0 if a few ratios are much larger than all others.
 
     >>> round(mm.ess([[-1.0, -2.0]], [[-1.1, -2.0]]), 4)
     0.9975
 
     Args:
         rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
-        level: `"token"` for the ratios of tokens, `"sequence"` for their products over sequences (clamped to e^-20 and
-            e^20).
+        level: `"token"` uses one ratio per token. `"sequence"` uses one ratio per sequence: the product of the ratios
+            of its tokens, limited to the range from e^-20 to e^20.
     """
     values = _importance_ratios(rollout, train, mask, level)
     return float(values.sum() ** 2 / (len(values) * (values**2).sum())) if len(values) else float("nan")
@@ -220,7 +222,8 @@ def chi2(
 ) -> float:
     """Return the mean of the squared importance ratios, minus 1.
 
-    The value estimates the chi-squared divergence of the trainer from the rollout engine. It is 0 if they are equal.
+    The value estimates the chi-squared divergence of the trainer from the rollout engine. If both sides have equal
+    log-probs, the value is 0.
 
     >>> round(mm.chi2([[-1.0, -2.0]], [[-1.1, -2.0]]), 5)
     -0.09063

@@ -1,4 +1,4 @@
-"""The Advice model and its messages."""
+"""Classes of the advice, and functions that describe the advice in words."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 
 class RankedCorrection(FiniteModel):
-    """A ranked correction, with its errors and costs.
+    """A correction in the ranking, with its gradient error and its costs.
 
-    All errors are squared errors of the policy gradient of one update, computed for a simple surrogate policy. Each
-    gradient is first scaled to the same mean length along an almost unbiased reference gradient. `mse` is `bias2` (at
-    least 0) plus `variance`. `gain` is the share of the uncorrected error that the correction removes, with its
-    standard error. `loss_scale` is the factor by which the correction scales the loss. `ties` is true if the error does
-    not differ significantly from the error of the first correction. `why` explains the rank. `config` contains the keys
-    of the framework, and `outcome` the result of a published run with this correction.
+    The gradient error is the mean squared distance between the policy gradient with this correction and the true policy
+    gradient. docs/methods/advice.md explains how it is estimated. `mse` is the error: `variance` plus the squared bias
+    `bias2`, which counts as 0 if it is negative. `gain` is the share of the error without a correction that this
+    correction removes, and `gain_se` is the standard error of `gain`. The correction multiplies the loss by
+    `loss_scale`. `ties` is true if the correction is not significantly worse than the first correction. `why` explains
+    the rank. `config` contains the correction in the keys of the framework. `outcome` describes a published run that
+    used this correction.
     """
 
     name: str
@@ -56,7 +57,7 @@ class RunAdvice(TextView, FiniteModel):
     """Advice for one run: the bug to fix first, and a ranking of corrections, best first."""
 
     fix_first: Finding | None = None  # the ranking only applies until this bug is fixed
-    growth: float | None = None  # factor by which K3 grew within the dump. The advice is for the mean over the dump.
+    growth: float | None = None  # K3 grew by this factor within the dump. The advice is for the average over the dump.
     advice: list[RankedCorrection] = Field(default_factory=list)  # at most five
     yours: list[RankedCorrection] = Field(default_factory=list)  # the user's corrections, even above the limits
     framework: str = ""  # framework of `config`. Empty: mismatchctl's own syntax
@@ -69,12 +70,12 @@ class RunAdvice(TextView, FiniteModel):
     # so the surrogate uses bins of probabilities instead
     basis: Literal["gradient", "probabilities", "none"] = "none"
     reference: str | None = None  # the correction whose gradient counts as unbiased
-    # mean over tokens of the sequence weights truncated at 10. If it is 0.5 to 1.5, these weights are the reference.
+    # mean over tokens of the sequence weights truncated at 10. If the mean is 0.5 to 1.5, they are the reference
     sequence_mean: float | None = None
-    lower_bound: bool = False  # True if biases are lower bounds, because the reference may be biased
+    lower_bound: bool = False  # True if the reference may be biased, so that each bias is only a lower bound
     k_hat: float | None = None  # tail index of the sequence weights. Above 0.7 their mean does not converge.
     notes: list[str] = Field(default_factory=list)
-    # (bias2, variance, rejected tokens) of every candidate by name, for the figure
+    # name of every candidate -> (bias2, variance, rejected tokens), for the figure
     front: dict[str, tuple[CappedSum, CappedSum, CappedSum]] = Field(default_factory=dict)
 
     @property
@@ -99,7 +100,7 @@ class RunAdvice(TextView, FiniteModel):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
-    """The advice for each run. `advice["run"]` ranks corrections, and contains the bug to fix first if there is one."""
+    """The advice for each run. `advice["run"]` contains the ranking, and the bug to fix first if there is one."""
 
     runs: dict[str, RunAdvice]
 
@@ -119,7 +120,7 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
         return json_text(self.to_data())
 
     def to_polars(self) -> pl.DataFrame:
-        """Return one row per run and correction, with name, errors, gain, rejected shares, ESS, ties and why."""
+        """Return a table with one row per run and correction: its errors, gain, rejected shares and ESS."""
         rows = [{"run": run, **vars(own)} for run, found in self.runs.items() for own in (*found.advice, *found.yours)]
         return make_frame(
             rows, ("String", "run name"),
@@ -138,11 +139,11 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
 
 
 MIN_LOSS_SCALE = 0.5
-"""A correction with a smaller loss scale is ranked last, because it mostly lowers the learning rate."""
+"""Corrections with a smaller loss scale rank last, because they mostly lower the learning rate."""
 
 
 MIN_SHOWN_GAIN = 1e-3
-"""Below this gain, a correction is shown with the same error as no correction."""
+"""If the gain is smaller, the printed text says that the error is the same as without a correction."""
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
@@ -179,7 +180,6 @@ def describe_gain(own: RankedCorrection) -> str:
 
 
 def candidate_label(name: str) -> str:
-    """Return the label of a candidate for use inside a sentence."""
     return "no correction" if name == "none" else name
 
 

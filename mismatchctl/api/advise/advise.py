@@ -61,7 +61,7 @@ def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str
 
 
 def _compare_errors(own: GradientMoments, other: GradientMoments) -> str:
-    """Name the part of the error (bias, variance) that is larger than for another candidate."""
+    """Return "bias", "variance" or both: the parts of the error that are larger in `own` than in `other`."""
     pairs = (("bias", max(own.bias2, 0.0), other.bias2), ("variance", own.variance, other.variance))
     return " and ".join(word for word, value, less in pairs if value > less) or "error"
 
@@ -79,7 +79,6 @@ def _framework_config(correction: Correction, framework: Framework | None) -> di
 def advice_notes(
     sample: RunSample, reference: BiasReference, choice: CandidateRanking, refused: Mapping[str, str]
 ) -> list[str]:
-    """Return notes on how far the advice can be trusted."""
     first = candidate_label(choice.first)
     notes = [
         "the errors are estimates for the gradient of one update, with the best step size for each correction. They "
@@ -142,7 +141,7 @@ def _explain_reference(reference: BiasReference) -> str:
 
 _DEFAULT = Correction(name="token_truncate_2", weight=Weight(truncate=2.0))
 _YOURS = "yours: "
-"""Prefix of the names of corrections that the user has now."""
+"""Prefix of the name of a correction that is in the user's configuration."""
 MAX_BATCHES = 64
 MAX_ADVISED = 5
 _MIN_CLUSTERS = 16
@@ -157,7 +156,7 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> RunAdvice:
-    """Rank corrections by the error of the gradient of one update. `yours` are only measured, without limits."""
+    """Rank `corrections` by their gradient error. `yours` are measured too, but they are not ranked or limited."""
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
         "batch": update,
@@ -172,7 +171,7 @@ def rank_corrections(
         notes = [why, *(_loss_scale_notes(sample, yours) if sample.batch.tokens else ())]
         return RunAdvice.model_validate(known | {"k_hat": candidates.sequence_k_hat(sample), "notes": notes})
     critical = candidates.required_standard_errors(len(sample))
-    with np.errstate(all="ignore"):  # overflows cannot be ranked
+    with np.errstate(all="ignore"):  # the check of `choice.mse` below finds overflows
         reference = candidates.choose_reference(sample)
         measured, products, refused = measure_candidates(sample, reference, corrections, limits, yours)
         own = [name for name in measured if name.startswith(_YOURS)]
@@ -183,7 +182,7 @@ def rank_corrections(
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return RunAdvice.model_validate(known | {"notes": [_TOO_LARGE]})
     lacking = {each.name: why for each in (*corrections, *yours) if (why := _missing_column(each, sample))}
-    # frameworks' documents recommend token weights up to 2
+    # the documentation of frameworks recommends token weights up to 2
     plain = (name for name, one in measured.items() if name not in own and not one.correction.gates)
     default = next((name for name in plain if measured[name].correction.weight == _DEFAULT.weight), None)
 
@@ -218,7 +217,6 @@ def rank_corrections(
 
 
 def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterator[str]:
-    """Yield a message for each correction that changes the effective learning rate."""
     low, high = LOSS_SCALE_RANGE
     for correction in yours:
         if not _missing_column(correction, sample):
@@ -228,7 +226,6 @@ def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterato
 
 
 def _reason_not_rankable(sample: RunSample, update: int) -> str:
-    """Return the reason why the corrections cannot be ranked, or "" if they can."""
     if not sample.batch.tokens:
         return "the run does not contain valid tokens. Check response_mask"
     if sample.advantages is None:
@@ -247,7 +244,7 @@ def measure_candidates(
     limits: Limits,
     yours: Sequence[Correction] = (),
 ) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
-    """Return the corrections within the limits, the inner products of their gradients, and why others are excluded."""
+    """Measure the corrections. The last result contains the reason for each correction that exceeds a limit."""
     surrogate = candidates.Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
     unbiased = candidates.GradientReference.of(
         surrogate.gradients(candidates.apply_to_sample(reference.correction, sample))
@@ -268,7 +265,6 @@ def measure_candidates(
 
 
 def _missing_column(correction: Correction, sample: RunSample) -> str:
-    """Return a message about required columns that are missing, or ""."""
     lacking = sample.batch.missing_columns(correction.needed_columns)
     return f"needs the column {' and '.join(lacking)}" if lacking else ""
 
@@ -283,7 +279,7 @@ def advise(
     limits: Limits | None = None,
     **options: Unpack[ReadOptions],
 ) -> Advice:
-    """For each run, rank corrections by the error of the gradient of one update, and report a bug to fix first."""
+    """For each run, rank corrections by their gradient error, and report the bug to fix first if there is one."""
     known = load_framework(framework) if framework else None
     tried = candidates.unique_candidates(
         corrections or (candidates.framework_candidates(framework) if framework else candidates.default_candidates())
@@ -298,7 +294,7 @@ def advise(
         return Advice({run: RunAdvice(fix_first=finding, notes=[str(error)]) for run, finding in fixes.items()})
     result = {}
     for run, found in findings.items():
-        # a cause can be wrong, so the ranking never depends on it
+        # the diagnosis can be wrong, so the ranking does not depend on it
         advice = rank_corrections(samples.pop(run), tried, batch, limits or Limits(), known, yours)
         result[run] = advice.model_copy(
             update={"fix_first": find_fixable(found, MIN_HEADLINE_SHARE), "growth": find_growth(found)}

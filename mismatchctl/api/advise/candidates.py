@@ -1,4 +1,4 @@
-"""Candidates for the advice: a sample of prompts, and the costs and gradient errors of corrections on the sample."""
+"""Candidate corrections for the advice, and their costs and gradient errors on a sample of prompts."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MAX_TOKENS = 1 << 21
-"""Maximum number of tokens per run. Of a larger run, only the prompts with the smallest hashes are sampled."""
+"""Maximum number of tokens per run. From a larger run, only the prompts with the smallest hashes are used."""
 MIN_SEQUENCES = 640
-"""Minimum number of sequences, even if they exceed MAX_TOKENS. At this size, the advice was reliable in simulations."""
+"""Minimum number of sequences, even if they exceed MAX_TOKENS. The advice was reliable in simulations of this size."""
 _PROMPT_HASH = "\0prompt"
 """Column with the hash of each sequence's prompt."""
 
 
 @dataclass(frozen=True)
 class RunSample:
-    """Sequences of one run in the sample, ordered by step and prompt."""
+    """The sampled sequences of one run, ordered by the hash of step and prompt."""
 
     batch: TokenBatch
     token_ids: Ints | None  # [T]
     advantages: Float64s | None  # of the dump [T], or reward minus the mean of the prompt's other responses
-    cluster: Ints  # index of the (step, prompt) of each sequence [S], in hash order
-    step: Ints  # index of the step of each sequence [S], in step order
+    cluster: Ints  # for each sequence, the index of its pair (step, prompt). The pairs are ordered by hash [S].
+    step: Ints  # for each sequence, the index of its step [S]
     steps: tuple[Any, ...] = ()  # labels of the steps, empty if the dump lacks them
     dump_sequences: int = 0  # including sequences that were left out of the sample
 
@@ -62,7 +62,6 @@ class RunSample:
 
 
 def read_samples(paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> dict[str, RunSample]:
-    """Read a sample of prompts of each run."""
     reading = DumpReading.open(paths, (), (), extra=("micro_batch",), watched=(TOKEN_IDS_COLUMN,), **options)
     found: dict[str, PromptSample] = {}
     for samples, _ in reading.parts(_sample_runs):
@@ -83,7 +82,7 @@ def _sample_runs(batches: UnitBatches, run: str) -> list[tuple[str, PromptSample
 
 
 def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
-    """Add the hash of each sequence's prompt, and the token ids if every token has one."""
+    """Add the prompt hash of each sequence. Also add the token ids, unless some tokens lack an id."""
     ids = rows.extra_columns.get(TOKEN_IDS_COLUMN)
     ids = None if ids is None or ids.ndim != 1 else ids[rows.mask]
     if ids is None or len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any():
@@ -94,7 +93,7 @@ def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
 
 
 class PromptSample:
-    """The sequences of a run whose prompts have the smallest hashes, which do not depend on the reading order."""
+    """All sequences of the prompts with the smallest hashes. The reading order does not change this sample."""
 
     def __init__(self) -> None:
         self.parts: list[TokenBatch] = []
@@ -107,7 +106,7 @@ class PromptSample:
         self.shrink(slack=2)
 
     def merge(self, other: PromptSample) -> None:
-        """Add another sample. A prompt that one of the samples left out stays out."""
+        """Add another sample, without the prompts that one of the two samples has dropped."""
         self.seen += other.seen - sum(map(len, other.parts))
         if other._cut is not None and (self._cut is None or other._cut < self._cut):
             self._cut = other._cut
@@ -116,7 +115,7 @@ class PromptSample:
             self.add(batch)
 
     def shrink(self, slack: int = 1) -> None:
-        """Keep the smallest hashes if the sample is larger than `slack` times the cap."""
+        """If the sample exceeds `slack` times its maximum size, keep the prompts with the smallest hashes."""
         tokens, sequences = sum(part.tokens for part in self.parts), sum(map(len, self.parts))
         if tokens <= slack * MAX_TOKENS or sequences <= slack * MIN_SEQUENCES:
             return
@@ -136,7 +135,6 @@ class PromptSample:
 
 def _concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
     def joined(name: str, fill: Callable[[TokenBatch], NDArray[Any]] | None = None) -> NDArray[Any] | None:
-        """Join an attribute of all batches. For a batch without the attribute, `fill` computes it."""
         arrays = [getattr(batch, name) for batch in batches]
         if all(array is None for array in arrays):
             return None
@@ -171,7 +169,7 @@ def _near_nothing_impossible(batch: TokenBatch) -> Ints:
 
 
 def _build_sample(found: PromptSample) -> RunSample:
-    """Order the sequences by the hash of prompt and step, which does not depend on the reading order."""
+    """Order the sequences by hash, so that the result does not depend on the order in which they were read."""
     found.shrink()
     joined = _concatenate(found.parts)
     found.parts.clear()  # free memory before the next copy
@@ -189,7 +187,7 @@ def _build_sample(found: PromptSample) -> RunSample:
 
 
 def _read_advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
-    """Return the advantages of the dump, or the reward minus the mean reward of the prompt's other responses."""
+    """Return the advantages of the dump. If the dump has none, compute them from rewards."""
     if batch.advantages is not None:
         return batch.advantages.astype(np.float64)
     reward = batch.columns.get("reward")
@@ -209,7 +207,7 @@ _GEOMETRIC_BOUNDS = (1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05)
 
 
 def default_candidates() -> list[Correction]:
-    """Return each kind of correction at the thresholds that frameworks use."""
+    """Return every type of correction, at the thresholds that frameworks use."""
     names = [format_rule_name("token_truncate", bound) for bound in _TRUNCATION_BOUNDS]
     names += [format_rule_name(rule, *ends) for ends in _TOKEN_INTERVALS for rule in ("token_clip", "icepop")]
     names.append("token_mask_0.5_2")
@@ -236,7 +234,7 @@ def framework_candidates(framework: str) -> list[Correction]:
 
 
 def unique_candidates(corrections: Sequence[Correction]) -> list[Correction]:
-    """Remove equal corrections with different names, and put "no correction" first."""
+    """Put "no correction" first, and remove each correction that only differs by its name from an earlier one."""
     found: dict[str, Correction] = {}
     for correction in (NO_CORRECTION, *corrections):
         found.setdefault(correction.model_copy(update={"name": "", "about": ""}).model_dump_json(), correction)
@@ -245,21 +243,20 @@ def unique_candidates(corrections: Sequence[Correction]) -> list[Correction]:
 
 @dataclass(frozen=True)
 class CorrectedSample:
-    """A correction applied to a sample."""
+    """The result of applying a correction to a sample."""
 
     weights: Float64s  # final weights [T], 0 for rejected tokens
-    kept: Float64s  # tokens of each sequence that contribute to the loss [S]
-    counted: Float64s  # tokens of each sequence in the denominator of the loss [S]
+    kept: Float64s  # for each sequence, the number of tokens that contribute to the loss [S]
+    counted: Float64s  # for each sequence, the number of tokens in the denominator of the loss [S]
 
     @property
     def loss_scale(self) -> float:
-        """Return the factor by which the correction scales the loss."""
         return float(self.weights.sum()) / max(float(self.counted.sum()), 1.0)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A correction and its costs on a sample."""
+    """A correction and its costs."""
 
     correction: Correction
     rejected_tokens: float
@@ -282,7 +279,6 @@ def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSampl
 
 
 def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candidate, CorrectedSample]:
-    """Apply a correction to a sample and return its costs and weights."""
     applied = apply_to_sample(correction, sample)
     filled, tokens = sample.batch.segments.nonempty, sample.batch.tokens
     gone = float(((applied.kept == 0) & filled).sum() / max(int(filled.sum()), 1))
@@ -293,12 +289,12 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
 
 
 MAX_REJECTION = 0.9
-"""Maximum rejection of an advised correction, because a correction that rejects everything would have no variance."""
+"""Corrections that reject a larger share are excluded, because a correction that rejects all tokens has no variance."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the user. Corrections that exceed a limit are excluded."""
+    """Limits that the user sets. A correction that exceeds a limit is excluded."""
 
     max_rejection: float = 1.0
     min_ess: float = 0.0
@@ -318,7 +314,7 @@ _SEQUENCE_REFERENCE, _TOKEN_REFERENCE = (
     for name, level, bound in (("seq_truncate_10", "sequence", 10.0), ("token_truncate_5", "token", 5.0))
 )
 CONVERGENCE_RANGE = (0.5, 1.5)
-"""Range of the mean truncated sequence weight. Outside this range, token weights are the reference."""
+"""If the mean of the truncated sequence weights is outside this range, the reference uses token weights."""
 
 
 @dataclass(frozen=True)
@@ -328,21 +324,21 @@ class BiasReference:
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
     k_hat: float | None  # tail index of the sequence weights
-    is_heavy: bool  # k-hat exceeds its limit, so the sample may lack the important part of the tail
+    is_heavy: bool  # k-hat exceeds its limit, so the sample may lack rare but large weights
     is_per_token: bool
 
     @property
     def lower_bound(self) -> bool:
-        """Return True if the reference may have a bias that the sample cannot show."""
+        """Return True if the reference may be biased, so that each estimated bias is only a lower bound."""
         return self.is_heavy or self.is_per_token
 
 
 def choose_reference(sample: RunSample) -> BiasReference:
-    """Choose the least biased correction whose estimate converges.
+    """Choose the correction whose gradient is treated as unbiased.
 
-    Sequence weights truncated at 10 have a finite variance at any length. Their mean is near 1 unless the
-    truncation removes much. If it is outside `CONVERGENCE_RANGE`, the reference uses token weights. If k-hat exceeds
-    its limit, the sample may lack the important part of the tail, even if the mean is near 1.
+    The first choice is sequence weights truncated at 10, whose variance is finite for responses of any length. Their
+    mean is near 1 unless the truncation removes much. If the mean is outside `CONVERGENCE_RANGE`, the reference uses
+    token weights instead. If k-hat exceeds its limit, the sample may lack rare but large weights.
     """
     k_hat = sequence_k_hat(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))
@@ -360,52 +356,52 @@ def sequence_k_hat(sample: RunSample) -> float | None:
 
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
-"""Size of the table of logits: previous tokens and tokens. Larger numbers of ids are hashed to this size."""
+"""Maximum size of the table of logits: previous tokens and tokens. If there are more token ids, they are hashed."""
 
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5
-"""Standard errors that are subtracted from an estimated projection."""
+"""This number of standard errors is subtracted from an estimated projection."""
 _MIN_PROJECTION = 0.1
-"""Smallest projection. This limits the factor by which noisy gradients are multiplied."""
+"""Smallest projection. Gradients are divided by the projection, so this limits the factor for noisy gradients."""
 PROBABILITY_BINS = 8
-"""Number of quantile bins of the trainer's log-probs that replace missing token ids."""
+"""If the dump lacks token ids, the trainer's log-probs are divided into this number of bins, which replace the ids."""
 
 
 @dataclass(frozen=True)
 class GradientMoments:
-    """Moments of the gradients of the batches under one correction, relative to a reference gradient."""
+    """Bias, variance and error of the gradients that one correction gives."""
 
-    bias2: float  # unbiased estimate of the squared norm of the mean difference. It may be slightly negative.
+    bias2: float  # unbiased estimate of the squared bias, which may be slightly negative
     variance: float  # trace of the covariance of the gradient of one batch
-    bias2_se: float  # jackknife standard error
-    errors: Float64s  # squared distance of each batch's gradient to the reference mean [batches]
+    bias2_se: float  # jackknife standard error of `bias2`
+    errors: Float64s  # for each batch, the squared distance of its gradient from the mean reference gradient [batches]
 
 
 @dataclass(frozen=True)
 class GradientProducts:
-    """Inner products [batches, batches] of the gradients of batches, which determine all moments."""
+    """Inner products between the gradients of every two batches. Each matrix has the shape [batches, batches]."""
 
-    own: Float64s  # of the correction's gradients
-    across: Float64s  # of a correction's and a reference gradient
-    apart: Float64s  # of the differences between the correction's and the reference gradients
-    reference: Float64s  # of the reference gradients
+    own: Float64s  # correction gradient times correction gradient
+    across: Float64s  # correction gradient times reference gradient
+    apart: Float64s  # difference times difference, where each difference is correction minus reference gradient
+    reference: Float64s  # reference gradient times reference gradient
 
     def __len__(self) -> int:
         return len(self.own)
 
     def scaled(self, factor: float) -> GradientProducts:
-        """Return the inner products as if the correction's gradients were multiplied by `factor`."""
-        # from the difference, so that small differences stay exact
+        """Return the inner products that result if the correction's gradients are multiplied by `factor`."""
+        # computed from `apart`, which is exact even if the differences are small
         mixed = self.across - self.reference
         apart = factor**2 * self.apart + factor * (factor - 1) * (mixed + mixed.T) + (factor - 1) ** 2 * self.reference
         return GradientProducts(factor**2 * self.own, factor * self.across, apart, self.reference)
 
     def estimate_projection(self) -> float:
-        """Estimate the mean gradient's projection on the reference gradient, relative to the reference's length.
+        """Estimate the length of the mean gradient in the direction of the reference gradient (1: the same length).
 
-        The estimate is noisy if batches are small. The estimate is therefore shrunk towards 1 and reduced by half of
-        its standard error. Without this reduction, a correction that loses the signal could win by its small variance.
+        If batches are small, the estimate is noisy. It is therefore moved towards 1 and reduced by half of its standard
+        error. Without this reduction, a correction that removes the signal could rank first due to its small variance.
         """
         length, length_without = _squared_norm_of_mean(self.reference)
         along, along_without = _squared_norm_of_mean((self.across + self.across.T) / 2)
@@ -428,31 +424,32 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class GradientReference:
-    """Gradients [batches, features] under the least biased correction, and the inner products of these gradients."""
+    """Gradients of the reference correction."""
 
-    gradients: Float64s
-    squares: Float64s
+    gradients: Float64s  # [batches, features]
+    squares: Float64s  # inner products of every two of these gradients [batches, batches]
 
     @classmethod
     def of(cls, gradients: Float64s) -> GradientReference:
         return cls(gradients, gradients @ gradients.T)
 
     def inner_products(self, gradients: Float64s) -> GradientProducts:
-        difference = gradients - self.gradients  # small, which avoids rounding errors
+        difference = gradients - self.gradients  # products of small numbers have small rounding errors
         apart, across = difference @ difference.T, difference @ self.gradients.T
         own = apart + across + across.T + self.squares
         return GradientProducts(own, across + self.squares, apart, self.squares)
 
 
 class Surrogate:
-    """Policy gradients of the batches of a sample, for any token weights.
+    """A simple policy that replaces the model, and its policy gradient in each batch of a sample.
 
-    The policy is a table of logits by (previous token, token). The score of a token is (1 - p) at the logit of the
-    token, and -(1 - p) in total at the other logits. As in a real policy, the mean score is nearly 0.
+    The policy is a table with one logit per pair (previous token, token). The score of a token is the gradient of its
+    log-prob: 1 - p for its own logit, and negative numbers with the sum p - 1 for the other logits. As in a real
+    policy, the mean score is nearly 0.
     """
 
     def __init__(self, sample: RunSample, batch: Ints) -> None:
-        """Divide the sample into batches, given the ascending batch number of each sequence [S]."""
+        """Divide the sample into batches. `batch` contains the batch number of each sequence in ascending order [S]."""
         assert sample.advantages is not None
         segments, train = sample.batch.segments, sample.batch.train
         ids = sample.token_ids
@@ -469,7 +466,7 @@ class Surrogate:
         self._others = self._alternatives.sum(axis=1, keepdims=True) - self._alternatives
 
     def gradients(self, applied: CorrectedSample) -> Float64s:
-        """Return the sum of weight x advantage x score of each batch, by tokens and loss scale [batches, features]."""
+        """Return the gradient of each batch, divided by the loss scale [batches, features]."""
         scale = applied.loss_scale
         terms = applied.weights / (scale if scale > 0 else 1.0) * self._coefficient
         counted = np.maximum(np.bincount(self._batch, applied.counted), 1)
@@ -478,18 +475,21 @@ class Surrogate:
             flat = np.bincount(self.feature[start:stop], terms[start:stop], found.shape[1]) / counted[row]
             table = flat.reshape(self._contexts, self._choices)
             share = table / np.maximum(self._others, _SMALLEST_ALTERNATIVE)
-            # the sum over each context's logits moves to the logits of other tokens
+            # spread the negative part of each score over the logits of the other tokens
             found[row] = (table - self._alternatives * (share.sum(axis=1, keepdims=True) - share)).ravel()
         return found
 
 
 def _jackknife_error(without: Float64s) -> float:
-    """Return the jackknife standard error, given the estimates without each batch."""
+    """Return the jackknife standard error, where `without[i]` is the estimate without batch `i`."""
     return float(np.sqrt((len(without) - 1) * without.var()))
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
-    """Estimate the squared norm of the mean row without bias: with all rows, and with each row left out [rows]."""
+    """Estimate the squared norm of a mean vector without bias, given the inner products of all pairs of vectors.
+
+    The second result contains the same estimate without each vector.
+    """
     count = len(products)
     own = np.diag(products)
     off = products.sum() - own.sum()
@@ -498,7 +498,7 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
 
 
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
-    """Return the numbers of contexts (previous tokens) and choices (tokens), and each token's index in a table [T]."""
+    """Return the number of rows and columns of the table of logits, and the index of each token's logit [T]."""
     known, code = np.unique(ids, return_inverse=True)
     size = len(known)
     before = np.concatenate([[size], code[:-1]])
@@ -521,21 +521,22 @@ def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
 
 
 SIGNIFICANT_STANDARD_ERRORS = 2.0
-"""Minimum advantage over "no correction" in a paired comparison, in standard errors."""
+"""A difference of errors is significant if it exceeds this number of standard errors."""
 _CAUTION_FACTOR = 0.5
 """Share of the standard error that is added to each error before errors are compared (docs/methods/advice.md)."""
 RELIABLE_SEQUENCES = 320
 """With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
 _MIN_GAIN = 1e-3
-"""Minimum gain as a share of the uncorrected error."""
+"""Minimum gain as a share of the error without a correction."""
 
 
 @dataclass(frozen=True)
 class CandidateRanking:
     """Candidates from best to worst. `mse` and `moments` also contain corrections that are not ranked.
 
-    A significance test only decides whether a correction is needed, because it would prefer a small certain gain to a
-    large likely gain. The first candidate has the smallest sum of its error and a share of the error's uncertainty.
+    A significance test only decides whether any correction is needed. Candidates are ordered by their error plus a
+    share of its standard error, because an order by significance would prefer a small certain gain to a large likely
+    gain.
     """
 
     order: tuple[str, ...]
@@ -550,7 +551,7 @@ class CandidateRanking:
         return self.order[0]
 
     def gain(self, name: str) -> tuple[float, float]:
-        """Return the share of the uncorrected error that a candidate removes, and its standard error."""
+        """Return the share of the error without a correction that a candidate removes, and its standard error."""
         none = self.mse["none"]
         _, error = paired_difference(self.moments["none"].errors, self.moments[name].errors)
         scale = float(self.moments["none"].errors.mean())
@@ -560,7 +561,7 @@ class CandidateRanking:
         return self.moments[name].variance * self.scale
 
     def ties(self, name: str) -> bool:
-        """Return True if a candidate's error does not differ significantly from the error of the first candidate."""
+        """Return True if a candidate is not significantly worse than the first candidate."""
         if name == self.first:
             return True
         difference, error = paired_difference(self.moments[name].errors, self.moments[self.first].errors)
@@ -577,9 +578,8 @@ def choose_correction(
 ) -> CandidateRanking:
     """Rank candidates by the mean squared error of their gradient.
 
-    Each gradient is first scaled to the same mean length along the reference gradient, so that a correction cannot
-    reduce its error by shrinking the loss. Candidates in `shrinking` rank last. Corrections in `unranked` are only
-    measured.
+    The gradients of each correction are first scaled, so that a correction cannot reduce its error by shrinking the
+    loss. Candidates in `shrinking` rank last. Corrections in `unranked` are measured but not ranked.
     """
     found = {name: own.scaled(1 / own.estimate_projection()).moments() for name, own in products.items()}
     ranked = [name for name in products if name not in unranked]
@@ -600,5 +600,5 @@ def choose_correction(
 
 
 def required_standard_errors(sequences: int) -> float:
-    """Return the number of standard errors that counts as significant, which is larger for small samples."""
+    """Return how many standard errors a significant difference needs. Small samples need more."""
     return SIGNIFICANT_STANDARD_ERRORS * max(1.0, math.sqrt(MIN_SEQUENCES / max(sequences, 1)))

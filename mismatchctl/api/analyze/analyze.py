@@ -76,11 +76,11 @@ if TYPE_CHECKING:
 
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits of sums in the cluster table, and of its LAYER_COLUMNS (K3 by rollout probability and cap)."""
+"""Significant digits in the cluster table: of most sums, and of LAYER_COLUMNS (K3 by rollout probability and cap)."""
 
 
 class ClusterTables:
-    """Cluster tables of a run, with the columns of the mismatch, or with all columns if `every_cluster` is set."""
+    """Builds the tables of a run that contain sums per cluster, such as a prompt."""
 
     def __init__(self, accumulator: Accumulator, dump: Dump, run: str) -> None:
         files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
@@ -99,14 +99,14 @@ class ClusterTables:
         return name if of == MISMATCH_NAME else f"{of}_{name}"
 
     def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
-        """Return the table of a run. Each row has a step, unless the clusters of many steps were merged."""
+        """Return the cluster table of the run. If clusters of many steps were merged, the rows have no step."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
     def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
-        """Return one cluster table for all values of a `--by` column, unless the table would be too large."""
+        """Return one cluster table for all values of a `--by` column, or None if the table would be too large."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._plan.max_clusters:
             return None
         merged = reduce(add, (table.with_scope(np.uint64(number)) for number, table in enumerate(tables)))
@@ -134,7 +134,7 @@ def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
 
 
 def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
-    """Yield each worst sequence with its file and row as plain values, and its token ids if the dump has them."""
+    """Yield the fields of each worst sequence, with its file and row, and its token ids or None."""
     ids: dict[tuple[int, int], NDArray[Any]] = {}
     if dump.has("token_ids"):
         for file in np.unique(worst.place[:, 0]).tolist():  # only the blocks that contain these sequences are read
@@ -146,7 +146,7 @@ def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dic
 
 
 def describe_worst_tokens(worst: WorstRows, dump: Dump) -> Iterator[dict[str, Any]]:
-    """Yield each worst token with its file, row and position, its id, and the ids before it."""
+    """Yield the fields of each worst token: file, row, position, token id, and the ids of the tokens before it."""
     for fields, ids in describe_worst_sequences(worst, dump):
         token = int(fields.pop("token"))
         if ids is not None and token < len(ids):
@@ -163,24 +163,24 @@ def _python_value(value: Any) -> Any:
 
 
 VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
-"""Significant digits of series over groups, for mismatch metrics, other pairs, corrections and standard errors.
+"""Significant digits of values per step or `--by` value: mismatch metrics, other metrics, corrections, standard errors.
 
 Few digits keep a Result with a thousand steps small.
 """
 GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
-"""Mismatch metrics whose heavy tails are recorded per group."""
+"""Mismatch metrics for which each step or `--by` value with a heavy tail is recorded."""
 TYPED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
-"""Columns whose data types are stored, because Results with different data types may not be comparable."""
+"""The Result contains the data types of these columns, because different data types may not be comparable."""
 BINS_PER_BIN = 8
-"""Number of counted bins of the log ratio per bin of the stored distribution."""
+"""Each bin of the stored distribution of log ratios is the sum of this number of counted bins."""
 HEXAGONS = 26
 """Number of hexagons along each side of the joint distribution."""
 CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
-"""Number of token ids that are stored before a worst token, and for a worst sequence."""
+"""Number of token ids in the Result: before each worst token, and at the start of each worst sequence."""
 
 
 def build_result(reading: DumpReading, accumulator: Accumulator, turns: Accumulator | None = None) -> model.Result:
-    """Build the Result of a finished pass. `turns` contains the breakdown by turn."""
+    """Build the Result after the pass. `turns` contains the breakdown by turn."""
     dump, plan = reading.dump, accumulator.plan
     runs = {name: _build_run(name, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     if turns is not None:
@@ -198,7 +198,6 @@ def build_result(reading: DumpReading, accumulator: Accumulator, turns: Accumula
 
 
 def describe_input_files(reading: DumpReading) -> list[model.InputFile]:
-    """Return the files of a dump, with the number of valid tokens and of skipped sequences."""
     tokens, problems = reading.tokens, reading.problems
     return [
         model.InputFile(
@@ -238,7 +237,7 @@ def _build_run(name: str, accumulator: Accumulator, dump: Dump) -> model.RunResu
 def _predict_fresh_batches(
     totals: RunTotals, steps: model.Groups, accumulator: Accumulator
 ) -> dict[str, model.FreshBatch]:
-    """Predict the rejection of each correction in a new batch with the number of sequences of a step."""
+    """For each correction, predict the share of tokens that it rejects in a new batch of the size of a step."""
     table, axis = totals.overall.table, accumulator.evaluator.columns
     tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]
     sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
@@ -293,7 +292,7 @@ def _label_sort_key(label: Any) -> tuple[Any, ...]:
 def _build_series(
     estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
 ) -> dict[str, model.Series]:
-    """Build a series of rounded values over the steps for each estimate, with heavy-tail flags for `tails`."""
+    """Convert each estimate to a series of rounded values. `tails` names the metrics whose heavy tails are recorded."""
     if not estimates:
         return {}
     value = np.stack([found.value[order] for found in estimates.values()])
@@ -312,7 +311,7 @@ def _build_series(
 
 
 def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
-    """Return the intervals of estimates without a standard error."""
+    """Return the intervals of an estimate, or None if the estimate has standard errors instead."""
     if np.isfinite(estimate.se).any():
         return None
     known = np.isfinite(estimate.value[order])
@@ -332,7 +331,7 @@ def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str
 
 
 def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
-    """Round to significant digits except integers, and replace non-finite values with null."""
+    """Round values to significant digits. Integers stay exact, and non-finite values become None."""
     finite = np.isfinite(values)
     held = np.where(finite, values, 0.0) + 0.0
     whole = (held == np.rint(held)) & (np.abs(held) < 2**53)
@@ -343,8 +342,7 @@ def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
 
 
 def _build_distribution(pair: PairSums) -> model.Distribution:
-    """Build the histogram of log ratios. `BINS_PER_BIN` counted bins are merged into each bin."""
-    # First magnitude bin of each coarse bin, without the zero bin.
+    # the first magnitude bin of each coarse bin, without the zero bin
     inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)
     starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
     edges = magnitude_edges()[starts]
@@ -362,7 +360,7 @@ def _build_distribution(pair: PairSums) -> model.Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
-    """Return mean K3 by bin with standard errors over buckets (groups of clusters). Empty bins are left out."""
+    """Return the mean K3 of each bin that contains tokens. The standard errors use buckets (groups of clusters)."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
@@ -389,7 +387,7 @@ def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
 
 
 def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
-    """Merge the cells of a square grid into hexagons. Each cell joins the nearest center."""
+    """Merge the cells of a square grid into hexagons."""
     across, up = np.nonzero(grid)
     if not len(across):
         return model.JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])
@@ -416,7 +414,6 @@ def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[model.WorstSequ
 
 
 def summarize_left_out(problems: Problems) -> list[model.SkippedData]:
-    """Return the number of skipped rows by file and reason."""
     found = []
     for (file, reason), count in sorted(problems.counts.items()):
         one = problems.examples[file, reason]
@@ -436,7 +433,7 @@ _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
 class SequenceFile:
-    """Writer of per-sequence rows, which stay on disk until the pass ends. Without a path, no file is written."""
+    """Writes a Parquet file with one row per sequence. Without a path, nothing is written."""
 
     def __init__(self, path: str | Path | None, plan: MeasurePlan) -> None:
         self._path, self._plan, self._parts = path, plan, list[Path]()
@@ -450,7 +447,6 @@ class SequenceFile:
             io_files.remove_folder(self._folder)
 
     def write(self, batches: Sequence[bytes]) -> None:
-        """Store encoded batches, in input order."""
         for batch in batches:
             assert self._folder is not None
             place = self._folder / f"{len(self._parts):08d}.arrow"
@@ -463,7 +459,7 @@ class SequenceFile:
             return
         import polars as pl
 
-        release_memory()  # of the pass over the tokens
+        release_memory()  # memory that the pass over the tokens needed
         frame = pl.concat(map(pl.scan_ipc, self._parts), how="diagonal_relaxed")
         named = {
             f"_factor{index}": f"{correction.name}.weight"
@@ -483,7 +479,7 @@ class SequenceFile:
 
 
 def encode_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> bytes:
-    """Encode the sequences of a batch as compressed rows for `SequenceFile`."""
+    """Convert the sequences of a batch to compressed rows for `SequenceFile`."""
     import polars as pl
 
     frames = [
@@ -533,7 +529,7 @@ def _column_values(values: NDArray[Any]) -> Any:
 
 
 def has_turn_parts(dump: Dump) -> bool:
-    """Return True if a sequence contains several turns, False if the dump has one sequence per turn."""
+    """Return True if sequences must be split into turns, or False if each sequence of the dump is one turn."""
     for file in dump.files:
         if TURN_COLUMN in file.ignored:
             problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"
@@ -545,12 +541,15 @@ def has_turn_parts(dump: Dump) -> bool:
 
 
 def split_by_turn(batch: TokenBatch) -> TokenBatch:
-    """Split sequences into turns, named by the `turn` column. A turn belongs to the cluster of its sequence."""
+    """Split each sequence into its turns, which belong to the cluster of the sequence.
+
+    Without a `turn` column, masked tokens separate the turns, which are numbered from 1.
+    """
     turn_numbers, offsets = batch.extra_columns.get(TURN_COLUMN), batch.segments.offsets
     if turn_numbers is None:
         turns = adjacent_segments(batch).offsets
     else:
-        before, after = turn_numbers[:-1], turn_numbers[1:]  # NaN equals NaN
+        before, after = turn_numbers[:-1], turn_numbers[1:]  # two adjacent NaNs are one turn
         changes = (before != after) & ~(np.isnan(before) & np.isnan(after))
         turns = np.union1d(np.flatnonzero(changes) + 1, offsets)
     starts = turns[:-1]
@@ -560,7 +559,7 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
     columns[TURN_COLUMN] = in_order if turn_numbers is None else turn_numbers[starts]
     columns["prompt_id"] = cluster_hashes(batch)[sequence]
     impossible, near = batch.impossible, batch.impossible_near
-    if impossible is not None and near is not None:  # in a turn of the column, such a token follows another token
+    if impossible is not None and near is not None:  # a turn of the column counts the impossible tokens inside it
         before = np.append(np.where(in_order > 1, near[starts, 2], 0), 0)
         own = np.where(np.append(in_order[1:], 1) > 1, before[1:], impossible[sequence]) - before[:-1]
         impossible = near[starts, 1] if turn_numbers is None else own
@@ -571,7 +570,7 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
 
 
 GateSums = dict[str, Float64s]
-"""Kept tokens and their sum of K3 of each preset [P, 2], by run."""
+"""For each run, the number of tokens that each preset keeps, and the sum of K3 over these tokens [P, 2]."""
 
 
 def _measure_gates(batch: TokenBatch, run: str, presets: MeasurePlan) -> GateSums:
@@ -595,7 +594,7 @@ class _AnalysisPart:
     sums: Sums
     turns: Sums
     parts: StepTables
-    rows: list[bytes]  # of sequences, see `encode_rows`
+    rows: list[bytes]  # results of `encode_rows`
     gates: GateSums
 
     def __add__(self, other: _AnalysisPart) -> _AnalysisPart:
@@ -647,7 +646,7 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
 
 
 def _choose_kernel(tokens: int, device: Device, engine: Engine) -> Kernel:
-    """Choose the kernel by device and engine. Only the local engine can use a GPU."""
+    """Choose the kernel for a device and an engine. Only the local engine can use a GPU."""
     if isinstance(engine, (LocalEngine, IncrementalEngine)):
         return choose_kernel(tokens, device)
     if device == "cuda":
@@ -659,22 +658,22 @@ def _choose_kernel(tokens: int, device: Device, engine: Engine) -> Kernel:
 
 def analyze(
     paths: Sequence[DumpSource],
-    corrections: Sequence[Correction] = (),  # to compare, with unique names
+    corrections: Sequence[Correction] = (),  # corrections with unique names
     *,
-    # columns to break metrics down by. `turn` treats each turn of a response as a sequence, without corrections.
+    # columns to break metrics down by. For `turn`, each turn counts as a sequence, and corrections are not measured.
     by: Sequence[str] = (),
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
-    framework: Framework | None = None,  # replay each step with each correction, which needs memory for one more step
+    framework: Framework | None = None,  # compute what this framework logs. This needs memory for one more step.
     log: RunLog | None = None,
-    every_cluster: bool = False,  # complete cluster tables, also of drift and corrections, of any size
+    every_cluster: bool = False,  # store complete cluster tables of any size, including drift and corrections
     findings: bool = True,
     device: Device = "auto",
     baseline: tuple[str, Result] | None = None,  # name of an accepted Result, and the Result
-    # measure every correction with these losses, instead of its own. Several give corrections called `NAME [LOSS]`. A
-    # replayed framework has its own loss.
+    # measure every correction with each of these losses, instead of its own loss. If there are several losses, the
+    # corrections are called `NAME [LOSS]`. A replayed framework always uses its own loss.
     losses: Sequence[str] = (),
-    # corrections of which only the rejected share and the remaining K3 are measured, for a figure. Those that need
-    # other columns or a whole step are left out.
+    # corrections for a figure: only the rejected share and the remaining K3 are measured. Presets that need missing
+    # columns or a whole step are left out.
     presets: Sequence[Correction] = (),
     **options: Unpack[ReadOptions],
 ) -> Result:
@@ -707,7 +706,7 @@ def analyze(
     )
     turns = replace(plan, corrections=(), by=(TURN_COLUMN,), sequences=False) if within else None
     accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
-    # a second replay in float32 measures the rounding of a log
+    # a second replay in float32 shows how much rounding can change the logged values
     dtypes: list[Dtype] = ["float64"] if log is None else ["float64", "float32"]
     replays = [
         LoggedSteps(framework, replayed, ReplayOptions(options.get("micro_batch_size"), dtype))

@@ -1,4 +1,4 @@
-"""A run's log of metrics by step: reading, and comparison with a dump."""
+"""Read the metrics that a run logged at each step, and compare them with the metrics of a dump."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from mismatchctl.results.growth import Growth, Label, fit_growth
 from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogComparison
 
 MAX_LOG_BYTES = 1 << 30
-"""Largest log that is read."""
-_MIN_DIGITS = 4  # a series with fewer digits may have lost zeros, so it gets the digits of the whole log
+"""Larger logs are an error."""
+_MIN_DIGITS = 4  # a series with fewer digits may have lost zeros, so the digits of the whole log are used instead
 _REMEDY = "pass the run's log: JSON lines, TensorBoard events or CSV"
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
 
 STEP_NAMES = ("step", "_step", "global_step", "training/global_step")
-"""Names of the step, in upper or lower case."""
+"""Names of the step column, in upper or lower case."""
 _WANDB_SUFFIXES = ("__MIN", "__MAX")
 """Suffixes of the columns that W&B adds to each metric."""
 _CSV_KEYS = {"Wall time", "Step", "Value"}
 
 
 def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
-    """Read the step, name and value of each cell that contains a number, NaN or an infinite value."""
+    """Yield (step, metric name, value) for each cell that contains a number, NaN or infinity."""
     rows = csv.reader(text.splitlines())
     try:
         heads = next(rows, [])
@@ -68,7 +68,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Return the metric name of each column, "" for other columns. The name of a single W&B run is removed."""
+    """Return the metric of each column, or "". If all columns have the same W&B prefix "RUN - ", it is removed."""
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
@@ -92,10 +92,10 @@ def is_number(value: Any) -> TypeGuard[Decimal]:
 
 @dataclass(frozen=True)
 class PrintedDigits:
-    """The precision of printed numbers: the exponent of the last digit, and the largest number of digits."""
+    """The precision with which numbers are printed."""
 
-    place: int = 0
-    count: int = 0
+    place: int = 0  # smallest exponent of a last digit, such as -3 for 0.125
+    count: int = 0  # largest number of digits
 
     @classmethod
     def of(cls, printed: Sequence[Decimal]) -> PrintedDigits:
@@ -104,7 +104,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """Return one unit in the last place of a value. Trailing zeros that the log leaves out count as digits."""
+        """Return the value of 1 at the last digit of a number, as if trailing zeros were printed too."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 
@@ -114,12 +114,12 @@ class RunLog:
     """The values that a run logged by step, read from a file."""
 
     path: str
-    # values by step and name, with the digits that were printed
+    # step -> name -> value, with the digits that were printed
     rows: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
     not_finite: Mapping[str, int] = field(default_factory=dict)  # how often each name was logged as NaN or infinity
 
     def series(self, labels: Sequence[str]) -> dict[str, list[float | None]]:
-        """Return one value per step for each name that the log contains at these steps."""
+        """For each name in the log, return its values at the given steps. Missing values are None."""
         names = dict.fromkeys(name for label in labels for name in self.rows.get(label, {}))
         found = {name: [self.rows.get(label, {}).get(name) for label in labels] for name in names}
         return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
@@ -136,9 +136,9 @@ class RunLog:
 
 
 def read_run_log(path: str | Path) -> RunLog:
-    """Read scalars by step from JSON lines, TensorBoard event files (one, or a folder of them), or a CSV export.
+    """Read a log from JSON lines, a CSV file, a TensorBoard event file, or a folder of event files.
 
-    A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of the same step are merged.
+    A JSON row is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of the same step are merged.
     """
     place = Path(path)
     if place.is_dir() or is_event_file(place):
@@ -161,7 +161,6 @@ def is_event_file(path: Path) -> bool:
 
 
 def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
-    """Read step, name and value of every scalar with the `tensorboard` package, up to a damaged record."""
     try:
         from google.protobuf.message import DecodeError
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -187,7 +186,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _scalar_of(value: Any) -> Decimal | None:
-    """Return the number in a TensorBoard summary, or None for images, strings and histograms."""
+    """Return the number in a TensorBoard summary. Return None for images, strings and histograms."""
     if value.HasField("simple_value"):
         return _printed(np.float32(value.simple_value))
     if not value.HasField("tensor") or any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
@@ -264,9 +263,9 @@ def step_label(step: Any) -> str:
 
 
 LAG_SIGNIFICANCE = 0.01
-"""Significance level of a lag."""
+"""Significance level of the test for a lag."""
 MIN_STEPS = 16
-"""Minimum number of steps for a lag."""
+"""Minimum number of steps to estimate a lag."""
 _MAX_LAG = 20
 _MIN_OVERLAP = 8
 
@@ -281,14 +280,13 @@ _HEALTH: dict[Health, tuple[re.Pattern[str], ...]] = {
     ),
     "entropy": (re.compile(r"entropy(_mean|/mean)?$", re.IGNORECASE), re.compile(r"entropy", re.IGNORECASE)),
 }
-"""Logged names of health metrics, the most reliable name first."""
+"""Patterns of the logged names of health metrics, the most reliable pattern first."""
 _LARGEST = 1e150
 """Larger values are not used, because their squares overflow."""
 PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
 
 
 def find_health_names(names: Iterable[str]) -> dict[Health, str]:
-    """Return the logged name of each health metric: reward, entropy, gradient norm."""
     whole = [name for name in names if not PARTS.search(name)]
     found = {}
     for role, patterns in _HEALTH.items():
@@ -299,12 +297,11 @@ def find_health_names(names: Iterable[str]) -> dict[Health, str]:
 
 
 def fit_logged_growth(labels: Sequence[Label], values: Sequence[float | None], metric: str) -> Growth:
-    """Fit the growth of a logged series, which may be positive or negative."""
     return fit_growth(labels, shift_above_zero(values), [None] * len(values), metric)
 
 
 def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
-    """Shift a series above zero, because growth detection needs positive values."""
+    """Add a constant that makes all values positive, because growth detection needs positive values."""
     kept = [None if value is None or abs(value) > _LARGEST else value for value in values]
     known = [value for value in kept if value is not None]
     if not known or min(known) > 0:
@@ -314,7 +311,7 @@ def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
 
 
 def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
-    """Describe the order in which K3 and the logged reward, entropy and gradient norm change, or "" if none changes."""
+    """Describe in which order K3 and the logged reward, entropy and gradient norm start to change."""
     changes = [
         ("K3", k3),
         *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
@@ -344,7 +341,7 @@ def _describe_change(growth: Growth) -> str:
 
 
 def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> Lag:
-    """Estimate the lag between a logged series and K3. If the lag is positive, K3 follows the series."""
+    """Estimate the lag between a logged series and K3. If the lag is positive, K3 changes after the series."""
     ours = np.array([math.log(value) if value else np.nan for value in k3], np.float64)
     theirs = np.array([np.nan if value is None else value for value in logged], np.float64)
     known = np.isfinite(ours) & np.isfinite(theirs)
@@ -369,7 +366,7 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
 
 
 def _ranked_changes(values: Float64s) -> Float64s:
-    """Rank the step-to-step changes of a series, and scale the ranks to mean 0 and variance 1, if they vary."""
+    """Rank the changes from step to step. Scale the ranks to mean 0 and variance 1, unless all changes are equal."""
     changes = np.diff(values)
     order = np.unique(changes, return_inverse=True, return_counts=True)
     counts = order[2]
@@ -380,7 +377,7 @@ def _ranked_changes(values: Float64s) -> Float64s:
 
 
 def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
-    """Return the correlation of x with the values of y `shift` steps earlier."""
+    """Return the correlation of each x with the y that is `shift` steps earlier."""
     if shift > 0:
         x, y = x[shift:], y[:-shift]
     elif shift < 0:
@@ -389,7 +386,7 @@ def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
 
 
 def _correlation_scale(x: Float64s, y: Float64s) -> float:
-    """Return the variance of the correlation of two unrelated series, times their length (Bartlett 1946)."""
+    """Return n times the variance of the correlation of two unrelated series of length n (Bartlett 1946)."""
     most = min(_MAX_LAG, len(x) // 4)
     return max(
         1.0, 1 + 2 * sum(_lagged_correlation(x, x, k) * _lagged_correlation(y, y, k) for k in range(1, most + 1))
@@ -397,13 +394,12 @@ def _correlation_scale(x: Float64s, y: Float64s) -> float:
 
 
 REPLAY_COLUMNS = ("micro_batch", "rollout_ids")
-"""Columns whose values define the groups of rows that a framework sums over."""
+"""Frameworks sum over the rows that have the same value in one of these columns."""
 StepTables = list[tuple[RunStep, pa.Table]]
-"""Rows by step, in the order of the input."""
+"""Tables of rows, each with its run and step, in the order of the input."""
 
 
 def build_replay_table(batch: TokenBatch) -> pa.Table:
-    """Return the valid tokens as a table with the column names of the dump format."""
     offsets = pa.array(batch.segments.offsets)
     tokens = {f"{policy}_log_probs": batch.log_probs(policy) for policy in ("rollout", "train", "current")}
     tokens |= {
@@ -416,22 +412,22 @@ def build_replay_table(batch: TokenBatch) -> pa.Table:
         if values is not None
     }
     for name in REPLAY_COLUMNS:
-        if name in batch.columns:  # missing names are None, or NaN in a column of numbers
+        if name in batch.columns:  # missing values are None, or NaN in a column of numbers
             names = batch.columns[name].tolist()
             columns[name] = pa.array([None if one is None or one != one else str(one) for one in names], pa.string())
     return pa.table(columns)
 
 
 class LoggedSteps:
-    """Values that a framework would log, by run, step and correction, and why other values are unavailable."""
+    """The values that a framework would log for each run, step and correction."""
 
     def __init__(self, framework: Framework, corrections: Iterable[Correction], options: ReplayOptions) -> None:
         self.framework, self.options = framework, options
         self._corrections = list(corrections)
         self._open: dict[RunStep, list[pa.Table]] = {}
         self._logged: dict[RunStep, dict[str, dict[str, float]]] = {}
-        self.refused: dict[str, str] = {}
-        self.unavailable: dict[str, str] = {}
+        self.refused: dict[str, str] = {}  # correction -> why the framework cannot apply it
+        self.unavailable: dict[str, str] = {}  # logged name -> the missing data, without which it is not computed
 
     def add(self, parts: StepTables) -> None:
         for step, table in parts:
@@ -463,7 +459,7 @@ class LoggedSteps:
         return {}
 
     def of_run(self, run: str, labels: Sequence[LabelValue]) -> dict[str, dict[str, list[float | None]]]:
-        """Return one value per step for each correction and name, or null if the value is not finite."""
+        """For each correction and logged name, return one value per step. Missing and non-finite values are None."""
         found: dict[str, dict[str, list[float | None]]] = {}
         for name in (item.name for item in self._corrections if item.name not in self.refused):
             steps = [self._logged.get((run, label), {}).get(name, {}) for label in labels]
@@ -473,25 +469,28 @@ class LoggedSteps:
 
 
 FLOAT32_TOLERANCE = 2e-6
-"""Relative difference that float32 sums in trainers may have, regardless of the order of summation."""
+"""Relative error that a trainer's float32 sum may have, in any order of summation."""
 REPLAY_SPREAD = 2.0
-"""The difference to the log may be this multiple of the difference between the float32 and the float64 replay."""
+"""A logged value may differ from the replay by this multiple of the difference between float32 and float64 replay."""
 FLOAT64_TOLERANCE = 1e-9
-"""Relative difference that float64 sums may have."""
+"""Relative error that a float64 sum may have."""
 METRIC_TOLERANCE = 1e-8
-"""Relative rounding error of a step's metric."""
+"""Relative rounding error of the metric of a step."""
 _FLOAT32_EPSILON = 2.0**-24
 _TRACKER_PREFIXES = ("", "train/", "actor/")
-"""Prefixes that trackers and actors add to a framework's names."""
+"""Prefixes that trackers and actors add to the names that a framework logs."""
 _ALL_ENVIRONMENTS = "/all/"
-"""Part of a name for the mean over environments, as in `mismatch_kl/all/mean`."""
+"""This part of a name, as in `mismatch_kl/all/mean`, means that the value is the mean over environments."""
 
 LoggedValues = Mapping[str, Sequence[float | None]]
-"""One value per group, by name."""
+"""For each logged name, one value per step."""
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Align the log with the steps of the dump. The framework's step offset is applied if more names match with it."""
+    """Align the log with the steps of the dump.
+
+    Some frameworks log a batch `offset` steps late. The log is shifted if this makes the values of more names agree.
+    """
     if not offset:
         return log
 
@@ -516,12 +515,12 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
-    """Compare one run under one correction with its log. `rounded` is computed at another float precision."""
+    """Compare the replay of one run and one correction with the log. `rounded` is the same replay in float32."""
     pairs = {
         name: list(_logged_pairs(log, labels, _spellings(name), values, rounded.get(name, values)))
         for name, values in replayed.items()
     }
-    # a log computed in float64 has digits that float32 would not reproduce
+    # values where float32 and float64 differ show which of the two the log was computed in
     telling = [one for each in pairs.values() for one in each if not one.is_near(one.rounded)]
     exact = 2 * sum(one.is_near(one.log) for one in telling) > len(telling)
     return LogComparison(
@@ -531,7 +530,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
 
 
 def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
-    """Map logged names to metrics, except the names that the framework's own code computes."""
+    """Map each logged name to the key of its metric. Names that the framework's replay computes are left out."""
     found = {}
     for name in dict.fromkeys(name for row in log.rows.values() for name in row):
         prefix = next((prefix for prefix in _TRACKER_PREFIXES[1:] if name.startswith(prefix)), "")
@@ -546,7 +545,7 @@ def compare_metrics(
 ) -> MetricLogComparison | None:
     """Compare logged values with the metrics of a run. `called` maps each logged name to the key of a metric.
 
-    The comparison allows an error of one float32 bit at 1, because the framework's rounding is not reproduced.
+    The comparison allows for float32 rounding errors in the framework.
     """
     found = {}
     for name, key in called.items():
@@ -558,13 +557,13 @@ def compare_metrics(
 
 
 class _LoggedPair(NamedTuple):
-    """One value of a log at one step, and the values that are computed at two precisions."""
+    """A logged value at one step, and the values that are computed from the dump."""
 
     step: str
-    dump: float
-    rounded: float
+    dump: float  # computed in float64
+    rounded: float  # the same value with float32 rounding
     log: float
-    unit: float  # one unit of the last printed digit
+    unit: float  # value of 1 at the last printed digit
 
     @property
     def size(self) -> float:
@@ -587,7 +586,6 @@ def _logged_pairs(
     log: RunLog, labels: Sequence[Any], spellings: Sequence[str], values: Sequence[float | None],
     rounded: Sequence[float | None], tolerance: float = 0.0,
 ) -> Iterator[_LoggedPair]:  # fmt: skip
-    """Yield the values of a name at each step with a computed and a logged value."""
     for label, value, other in zip(labels, values, rounded, strict=True):
         step = step_label(label)
         row = log.rows.get(step, {})

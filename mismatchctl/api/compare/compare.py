@@ -49,7 +49,7 @@ def compare(
     by: Sequence[str] = (),
     **options: Unpack[ReadOptions],
 ) -> model.Comparison:
-    """Compare every run of every argument with the first run."""
+    """Compare every later run with the first run."""
     read = partial(analyze, corrections=corrections, by=by, every_cluster=True, findings=False, **options)
     sources, warnings = _read_sources(paths, read)
     samples = [build_run_sample(source.run) for source in sources]
@@ -71,7 +71,7 @@ def compare(
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run to compare, which is a part of a Result."""
+    """One of the runs to compare, and the Result that contains it."""
 
     name: str
     path: str
@@ -84,7 +84,6 @@ class ComparedRun:
 def _read_sources(
     given: Sequence[DumpSource | Result], read: Callable[[Sequence[DumpSource]], Result]
 ) -> tuple[list[ComparedRun], list[str]]:
-    """Return all runs of all arguments in order, with unique names, and a list of warnings."""
     sources: list[ComparedRun] = []
     warnings: list[str] = []
     for source in given:
@@ -146,7 +145,7 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> model.Side:
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, model.Change]:
-    """Compare the metrics (`name/key`) of every correction that both runs define in the same way."""
+    """Compare the metrics of each correction that has the same definition in both runs. The keys are `name/metric`."""
     return {
         f"{correction.name}/{key}": tested
         for correction in first.result.corrections
@@ -215,7 +214,7 @@ NOT_RESAMPLED_REASON = (
 TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
 _RELATIVE_UNITS = ("nats", "nats/token")
 _EQUALITY_TOLERANCE = 1e-12
-"""Relative difference that the same rows in another order may have."""
+"""Values are equal if they differ by less than this share, because the order of rows changes the rounding."""
 
 
 def compare_metrics(
@@ -241,9 +240,9 @@ def compare_metrics(
 def permutation_p_values(
     metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, float]:
-    """Return two-sided p-values from permutations of clusters, as in the gate.
+    """Return a two-sided p-value for each metric, from the permutation test of the gate.
 
-    If both Results contain LAYER_COLUMNS, K3 is tested in parts: by rollout probability and by cap of the log ratio.
+    If both Results contain LAYER_COLUMNS, tests of parts of K3 (such as K3 of rare tokens) replace the test of K3.
     """
     reference, other = samples
     if not metrics or not all(map(len, samples)):
@@ -260,7 +259,7 @@ def permutation_p_values(
 
 
 def adjust_p_values(families: Sequence[Mapping[str, model.Change]]) -> list[dict[str, model.Change]]:
-    """Adjust p-values: primary metrics by Holm's method, other metrics for the false-discovery rate."""
+    """Adjust the p-values for multiple tests: PRIMARY_METRICS by Holm's method, others by Benjamini and Hochberg's."""
     found = [dict(changes) for changes in families]
     for adjust, is_primary in ((adjust_holm, True), (adjust_fdr, False)):
         places = [
@@ -336,26 +335,26 @@ def _difference_interval(draws: Float64s) -> model.Interval | None:
 
 
 MIN_CARRIED_SHARE = 0.75
-"""A carrier (the part of the data that causes a change) has at least this share of the change."""
+"""A carrier (a part of the data that causes most of a change) has at least this share of the change."""
 MIN_CARRIED_RATIO = 1.5
-"""Minimum ratio of the carrier's share of the change to its share of the first run's K3."""
+"""A carrier's share of the change is at least this multiple of its share of the first run's K3."""
 MIN_STANDARD_ERRORS = 3.0
-"""Minimum size of a carrier's change in standard errors. A carrier is selected from many parts."""
+"""Minimum contribution of a carrier in standard errors. A carrier is the best of many parts, so 2 are not enough."""
 _REPLICATES = 2048
 """Number of bootstrap replicates for standard errors."""
 
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Tokens, mean K3 and its standard error of each part of the data on one side [..., B]."""
+    """Token counts and mean K3 of one run in each of B parts of the data. Each array has the shape [..., B]."""
 
     tokens: Float64s
     k3: Float64s
-    se: Float64s
+    se: Float64s  # standard error of `k3`
 
     @classmethod
     def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
-        """Return the columns (tokens, K3 and its standard error) of the parts `own` in the order of `keys`."""
+        """Sort the rows of `columns`, which belong to the parts `own`, in the order of `keys`."""
         where = {key: index for index, key in enumerate(own)}
         found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
         tokens, k3, se = np.array(found, np.float64)
@@ -368,7 +367,7 @@ class PartMeans:
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return the change of K3 [..., B] due to each part's share of tokens (mix) and due to its K3 (level)."""
+    """Return two contributions of each part to the change of K3 [..., B]: from its share of tokens, and from its K3."""
     before, after = reference.shares, other.shares
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
@@ -401,7 +400,7 @@ def _decompose_by_label(
         tokens, k3 = side.metrics["tokens"].value, side.metrics["k3"]
         sides.append(PartMeans.select(labels, side.labels, tokens, k3.value, k3.se or [None] * len(side.labels)))
     se = None
-    with suppress(DataError):  # a Result may lack the tables of clusters
+    with suppress(DataError):  # a Result may lack cluster tables
         samples = [
             {
                 labels.index(label): build_step_sample(run, i) if ordered else build_value_sample(run, quantity, i)
@@ -414,7 +413,7 @@ def _decompose_by_label(
 
 
 def _resample_contributions(samples: Sequence[Mapping[int, ClusterSample]], count: int) -> Float64s:
-    """Return the standard error of each part's contribution [B]. Shared clusters are resampled together."""
+    """Return bootstrap standard errors of the contributions [B]. Clusters in both runs are resampled together."""
     places = [(side, part, sample) for side, parts in enumerate(samples) for part, sample in parts.items()]
     drawn = np.stack([np.zeros((2, _REPLICATES, count)), np.full((2, _REPLICATES, count), np.nan)])
     metrics = [find_metric("tokens"), find_metric("k3")]
@@ -431,12 +430,12 @@ def _build_decomposition(
     quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans],
     se: Float64s | None = None,
 ) -> model.Decomposition | None:  # fmt: skip
-    """Divide the change of K3 into parts. Without `se`, standard errors belong to `level` and ignore shared prompts."""
+    """Divide the change of K3 into contributions of parts. Without `se`, standard errors of `level` are computed."""
     mix, level = contributions(sides[0], sides[1])
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
     shares = [side.shares for side in sides]
-    errors = [np.where(side.tokens > 0, side.se, 0.0) for side in sides]  # NaN if the error of a side is unknown
+    errors = [np.where(side.tokens > 0, side.se, 0.0) for side in sides]  # NaN if a standard error is unknown
     of_level = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
     se = of_level if se is None else np.where(np.isnan(of_level), np.nan, se)
     parts = [
@@ -462,7 +461,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
-    """Find the parts of the data that contribute most of the change, and more than their share of K3."""
+    """Find the parts of the data that cause most of the change, if they contain a much smaller share of K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None
@@ -483,7 +482,7 @@ def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.C
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """Return the adjacent parts with the largest excess of their share of the change over their share of K3."""
+    """Find the sequence of adjacent parts with the largest sum of `carried - weight`, and return a mask of it."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

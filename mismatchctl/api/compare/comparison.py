@@ -1,4 +1,4 @@
-"""The Comparison model and its messages."""
+"""Classes of a comparison of runs, and functions that describe it in words."""
 
 from __future__ import annotations
 
@@ -34,18 +34,15 @@ if TYPE_CHECKING:
 FORMAT = 5
 """Version of the JSON format. The version increases if a key changes its meaning or is removed."""
 CONFIDENCE = INTERVAL_LEVEL
-"""Confidence level of intervals. The significance level is one minus this."""
+"""Confidence level of intervals. The significance level is 1 minus this level."""
 
 Interval = tuple[float, float]
 ValuePair = tuple[float | None, float | None]
-"""Values of the reference and of the other side."""
+"""The value of the reference run, and the value of the compared run."""
 
 
 class Side(FiniteModel):
-    """One of the compared runs.
-
-    `growth` is the growth of K3 over the steps of this run, as in the summary of `analyze`.
-    """
+    """One of the compared runs. `growth` describes how K3 grew over the steps of this run."""
 
     name: str
     source: str
@@ -62,7 +59,7 @@ class Change(FiniteModel):
     """The change of one metric: compared run minus reference run.
 
     `interval` is the 95% percentile interval over resampled clusters. `p_alone` is the two-sided p-value of this
-    metric. `p` is the same p-value adjusted for the other metrics, and `significant` means that `p` is below 0.05.
+    metric alone. `p` is this p-value, adjusted for the number of tests. `significant` means that `p` is below 0.05.
     `note` explains why a change is not significant although its interval excludes 0. `relative` is the difference
     divided by the value of the reference. `better` is true if the compared run has the better value. If the difference
     or the interval is missing, `status` is the reason.
@@ -83,13 +80,13 @@ class Change(FiniteModel):
 
 
 class Contribution(FiniteModel):
-    """Contribution of one bin, step or value to the change of K3.
+    """The contribution of one part of the data to the change of K3.
 
-    `level` is the change because K3 of the bin's tokens is larger or smaller. `mix` is the change because the compared
-    run has more or fewer of the bin's tokens. A bin contains the tokens with `low` <= quantity < `high`, where null
-    means no limit. A step or a value has a `label`. `tokens` are the shares of the tokens on each side. `se` is the
-    standard error of the contribution if there are cluster tables for steps or values, and otherwise the standard error
-    of `level`.
+    A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens with `low` <= quantity < `high`,
+    where null means no limit. A step or value has a `label`. `level` is the contribution of the larger or smaller K3 of
+    the part. `mix` is the contribution of the larger or smaller share of tokens in the part. `tokens` contains this
+    share for the reference run and for the compared run. For a bin, `se` is the standard error of `level`. For a step
+    or value, `se` is the standard error of `mix + level` if the Results contain cluster tables.
     """
 
     label: Label = None
@@ -107,10 +104,10 @@ class Contribution(FiniteModel):
 
 
 class Carrier(FiniteModel):
-    """Adjacent bins or steps, or a few values, that contribute a large part of a change.
+    """The part of the data that causes most of a change: adjacent bins, adjacent steps, or values of a column.
 
-    `carried` is the share of the change, `weight` the share of the reference's K3, and `tokens` the share of the
-    compared run's tokens.
+    This part has the share `carried` of the change, the share `weight` of the K3 of the reference run, and the share
+    `tokens` of the tokens of the compared run.
     """
 
     low: float | None = None
@@ -122,9 +119,9 @@ class Carrier(FiniteModel):
 
 
 class Decomposition(FiniteModel):
-    """The change of K3, split by the bins of a quantity, such as the position.
+    """The change of K3, divided by a quantity (such as the position), by step, or by a `--by` column.
 
-    The sum of `mix` and `level` over all parts is the difference. The parts are sorted by size.
+    `mix + level` is the difference of K3. The parts with the largest contributions come first.
     """
 
     quantity: str
@@ -139,8 +136,8 @@ class Decomposition(FiniteModel):
 class Contrast(FiniteModel):
     """One run compared with the reference run. `paired` describes the clusters that the two runs share.
 
-    `corrections` contains the changes of the metrics of each correction that both runs have. `says` contains the
-    messages of the summary.
+    `changes` contains metrics of the mismatch, and `corrections` contains metrics of the corrections that both runs
+    have. `says` contains the sentences of the summary.
     """
 
     other: str
@@ -154,7 +151,7 @@ class Contrast(FiniteModel):
 
 
 class Comparison(View, FiniteModel):
-    """Several runs, each compared with the first run. `sides` are the runs, and `contrasts` the comparisons."""
+    """Several runs, each compared with the first run. `sides` contains the runs, `contrasts` the comparisons."""
 
     format: int = FORMAT
     tool: str = "mismatchctl"
@@ -188,7 +185,7 @@ class Comparison(View, FiniteModel):
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def to_polars(self) -> pl.DataFrame:
-        """Return one row per run, correction (null: none) and metric, with the two values and their difference."""
+        """Return a table with one row per run, correction and metric. Metrics of the mismatch have no correction."""
         rows = [
             {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
              "other": change.other.value, "difference": change.difference, **interval_bounds(change.interval),
@@ -218,20 +215,20 @@ class Comparison(View, FiniteModel):
 
 UNMEASURED_CHANGE = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
 PRIMARY_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence")
-"""Metrics that decide whether a run changed. Their family-wise error rate is controlled."""
+"""Metrics that decide whether a run changed. The tests of these metrics share a family-wise error rate."""
 MAIN_METRICS = (
     "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "chi2_token", "ess_token", "ess_sequence",
     "prob_corr", "khat_token", "bitwise_share", "drift_k3",
 )  # fmt: skip
-"""Metrics that always have a row, before other significant changes."""
+"""Metrics that always have a row in the table. Below are other metrics that changed significantly."""
 MAX_LABELS = 6
-"""Maximum number of values in running text."""
+"""Maximum number of steps or values that a sentence lists."""
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
-"""Metrics that are zero for a correction without any effect."""
+"""If a correction has no effect, all of these metrics are 0."""
 UNCLEAR_RISE = 0.25
-"""Two runs are called equal only if the interval of the change of K3 excludes a rise by this share."""
+"""If a rise of K3 by this share is inside the confidence interval, the answer is "unclear"."""
 MIN_MIX_SHARE = 0.1
-"""A change of mix is reported if it is at least this share of the change of K3."""
+"""`mix` is reported if it is at least this share of the change of K3."""
 
 
 def k3_change(contrast: Contrast) -> Change:
@@ -240,7 +237,7 @@ def k3_change(contrast: Contrast) -> Change:
 
 @dataclass(frozen=True)
 class ContrastStatus:
-    """The answer of a comparison of two runs: a status, a word for the status, and the metric that decides."""
+    """The answer of a comparison of two runs. `key` is the metric that decides the answer."""
 
     status: Status
     word: Literal["worse", "better", "changed", "same", "no significant change", "unclear"]
@@ -248,7 +245,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge by the first main metric that changed significantly, otherwise by K3 and the other metrics."""
+    """Judge by the first metric in PRIMARY_METRICS that changed significantly. Without one, judge by all metrics."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:
@@ -264,7 +261,7 @@ def judge_contrast(contrast: Contrast) -> ContrastStatus:
 
 
 def contrast_headline(contrast: Contrast) -> str:
-    """Return the answer in one sentence: whether the run is worse or better, and by how much."""
+    """Return one sentence: the run is worse or better, and by how much."""
     found = judge_contrast(contrast)
     change = contrast.changes.get(found.key, UNMEASURED_CHANGE)
     if change.difference is None:
@@ -278,7 +275,8 @@ def contrast_headline(contrast: Contrast) -> str:
     if found.word == "unclear":
         return f"unclear: {size}, {'not tested' if change.p is None else 'not significant'}"
     low, high = change.interval or (0.0, 0.0)
-    why = ", significant for most tokens" if change.significant and low < 0 < high else ""  # in tests of K3 by parts
+    # tests of parts of K3 can be significant although the interval of K3 contains 0
+    why = ", significant for most tokens" if change.significant and low < 0 < high else ""
     return f"{found.word}: {size}{why}"
 
 
@@ -336,7 +334,7 @@ def contrast_details(contrast: Contrast) -> list[str]:
 
 
 def describe_doubt(contrast: Contrast) -> list[str]:
-    """Explain why a change of K3 is not significant although its interval excludes 0, or why it was not tested."""
+    """Explain why the change of K3 is doubtful: the tests contradict the interval, or K3 was not tested."""
     k3 = k3_change(contrast)
     return [k3.note] if k3.note else [k3.status] if k3.p is None and k3.status != "ok" else []
 
@@ -353,10 +351,10 @@ def describe_carriers(contrast: Contrast) -> Iterator[str]:
 
 
 def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
-    """Format the bins, steps or values that carry a change: `positions from 512`, `steps 4 to 8`, `worker 3`."""
+    """Describe the part of the data that causes a change: `positions from 512`, `steps 4 to 8`, `worker 3`."""
     if not carrier.labels:
         nouns = {"surprisal": "probabilities", "position": "positions", "length": "response lengths"}
-        # the first and the last bound are shown as open, because no tokens are outside them
+        # no tokens are below the first bound or above the last bound, so these bounds are not shown
         parts = sorted(decomposition.parts, key=lambda part: part.low or 0.0)
         low = 0.0 if carrier.low == (parts[0].low or 0.0) else carrier.low or 0.0
         high = None if carrier.high == parts[-1].high else carrier.high
@@ -379,7 +377,7 @@ def format_part(decomposition: Decomposition, part: Contribution) -> str:
 
 
 def _format_bounds(quantity: str, low: float, high: float | None) -> str:
-    """Format the bounds of a bin. Positions count from 1, and surprisals are shown as probabilities."""
+    """Format the bounds of a bin. Positions count from 1. Surprisals are converted to probabilities."""
     if quantity == "surprisal":
         bottom, top = None if high is None else format_number(math.exp(-high)), format_number(math.exp(-low))
         if low == 0:
@@ -417,7 +415,7 @@ def format_signed(value: float | None) -> str:
 
 
 def format_signed_percent(value: float | None) -> str:
-    """Format a relative difference with its sign, or as a factor if it is large."""
+    """Format a relative difference as a percentage with a sign, or as a factor of at least 10."""
     if value is None:
         return format_number(None)
     return f"{format_number(value + 1)}x" if value >= 9 else f"{'+' if value > 0 else ''}{percent(value)}"
