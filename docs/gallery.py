@@ -103,7 +103,7 @@ def compared() -> dict[str, Figure]:
 PARTS = (
     Shown(
         "Over the steps",
-        "This command writes the figures of the sections on steps, position and probability, and corrections:",
+        "This command writes all figures down to the section Corrections:",
         f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
         ("k3", "over-rejected_tokens"),
     ),
@@ -114,17 +114,18 @@ PARTS = (
         ("distribution", "joint", "k3_by_position"),
     ),
     Shown(
-        "Corrections", "The figures show the data that a correction rejects, and the rewards of these responses.",
+        "Corrections",
+        "The figures show how much data each correction rejects, and the rewards of kept and rejected data.",
         f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
         ("corrections", "kept-reward"),
     ),
     Shown(
-        "Thresholds", "The figures show the rejected data of each threshold, and the Pareto front.",
+        "Thresholds", "The figures show how much data each threshold rejects, and the thresholds on the Pareto front.",
         f"{SWEEP} \\\n    --figures figures", swept,
         ("tis-geo-gates.0.keep-rejected", "tis-geo-front"),
     ),
     Shown(
-        "Two runs", "The figures show the steps that cause the change of K3, and the log ratios of the two runs.",
+        "Two runs", "The figures show how much each step changes K3, and the log ratios of the two runs.",
         f"{COMPARE} --figures figures", compared,
         ("change_by_step", "distribution"),
     ),
