@@ -1,1 +1,1 @@
-"""Measurement in one pass over the tokens: sums per cluster, groups, metrics and threshold grids."""
+"""Measure a dump in one pass: sums per cluster (usually a prompt), metrics per step, and threshold grids."""

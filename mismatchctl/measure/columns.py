@@ -1,4 +1,4 @@
-"""Columns of the cluster table, and the pairs of policies that metrics compare."""
+"""Columns that are computed per sequence and summed per cluster (usually a prompt), and the pairs of policies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mismatchctl.corrections.application import (
 from mismatchctl.corrections.model import MISMATCH_SOURCE, OWN_RATIO_LOSSES, Correction, parse_loss
 
 Columns = dict[str, Float64s]
-"""Values per sequence [S], by name."""
+"""Name of a column -> values per sequence."""
 LOSS_NAMES = (
     "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
     "loss_sequences", "loss_tokens",
@@ -33,7 +33,7 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
-    """Compute the loss of each token of a block, without weights. Current log-probs and advantages are required."""
+    """Return the policy loss per token without correction weights. It needs current log-probs and advantages."""
     if batch.current is None or batch.advantages is None:
         return None
     kind, numbers = parse_loss(text)
@@ -44,7 +44,7 @@ def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
 def _surrogate_term(
     kind: str, numbers: Mapping[str, float], batch: TokenBatch, advantages: Float64s, log_probs: Floats
 ) -> tuple[LossTerm, Bools]:
-    """Return the surrogate loss, and the tokens whose loss a clip, a bound or a gate changes."""
+    """Return the policy loss per token, and flags of the tokens whose loss is clipped or masked by the loss itself."""
     segments, current = batch.segments, log_probs.astype(np.float64)
     low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
     anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train
@@ -95,7 +95,7 @@ def plain_loss_columns(plain: LossTerm | None, batch: TokenBatch) -> Columns:
 
 
 def loss_columns(correction: Correction, block: CorrectedBlock, plain: LossTerm | None, batch: TokenBatch) -> Columns:
-    """Return the columns of the loss under a correction, or zeros if the loss is unknown."""
+    """Return the columns of the loss under a correction. If the loss is unknown, all values are 0."""
     own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
     if own is None or own.clipped is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
@@ -117,7 +117,7 @@ def loss_columns(correction: Correction, block: CorrectedBlock, plain: LossTerm 
     return dict(zip(LOSS_NAMES, columns, strict=True))
 
 
-_CANCELLATION_LIMIT = 1e-4  # a smaller mean of w^2 loses digits in 1 + 2 (w - 1) + (w - 1)^2
+_CANCELLATION_LIMIT = 1e-4  # if the mean of w^2 is smaller, 1 + 2 (w - 1) + (w - 1)^2 loses digits
 Side = Literal["low", "high"]
 SIDES: tuple[Side, Side] = ("low", "high")
 COMPARED_COLUMNS = ("reward", "advantage", "length")
@@ -127,7 +127,7 @@ COMPARED_COLUMNS = ("reward", "advantage", "length")
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Return the sum of w^2 per sequence, computed from sums of w - 1 unless this would lose digits."""
+    """Return the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2, or from `recompute` if digits are lost."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -136,7 +136,7 @@ def _squared_sums(
 
 
 class PairFacts:
-    """Quantities per sequence of a block [S] for a pair of policies, computed from sums over tokens."""
+    """Quantities per sequence for a pair of policies. They are computed from sums over tokens."""
 
     def __init__(self, ratios: Ratios, sums: Columns) -> None:
         self.ratios, self.sums = ratios, sums
@@ -166,18 +166,19 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class CorrectionFacts:
-    """The effect of a correction on a block before normalization. For a grid, arrays are [S, ...] with its axes."""
+    """The effect of a correction on the sequences of a block. Weights are not normalized yet."""
 
     length: Float64s  # tokens per sequence [S]
     kept: Float64s  # kept tokens [S]
     counted: Float64s  # tokens in the loss's denominator [S]
     kept_k3: Float64s  # sum of K3 over the kept tokens [S]
-    # sums of weights minus 1 and of their squares: before the bound, after it, and for kept tokens
+    # sums of (weight - 1) and of (weight - 1)^2: of raw weights, of bounded weights, and of bounded weights of kept
+    # tokens
     weight_sums: Columns
     squared_kept_weight: Float64s  # sum of the squared weights of kept tokens [S]
-    extremes: Columns  # largest and smallest (negated) weight per sequence, before and after the bound
+    extremes: Columns  # largest weight, and minus the smallest weight, before and after the bound
     rejected: Mapping[tuple[int, Side], Float64s]  # tokens per sequence that a gate rejects on one side
-    catastrophic: Float64s | None  # tokens whose ratio is below the first veto, if there is a veto
+    catastrophic: Float64s | None  # tokens with a ratio below the bound of the first veto, if there is a veto
     checked: Float64s  # tokens that the veto checks [S]: `length` and the tokens of train probability 0
     # reward, advantage and length: flags of known values, and the values [S]
     outcomes: Mapping[str, tuple[Float64s, Float64s]]
@@ -193,7 +194,7 @@ class CorrectionFacts:
 
     @cached_property
     def share(self) -> Columns:
-        """Return the shares of kept and rejected tokens per sequence, 0 for an empty sequence."""
+        """Return the shares of kept and rejected tokens of each sequence. An empty sequence has the shares 0."""
         kept = self.kept / self.token_divisor
         return {"kept": kept, "rejected": (self.length > 0) - kept}
 
@@ -231,7 +232,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
 
 
 def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
-    """Return the largest weight and minus the smallest weight of each sequence [S], before and after the bound."""
+    """Return the largest weight, and minus the smallest weight, of each sequence, before and after the bounds."""
     if weights is None:
         low = high = least = most = np.ones(len(segments))
     elif not weights.per_token:
@@ -258,7 +259,7 @@ def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios], ba
 
 
 def impossible_tokens(batch: TokenBatch) -> Float64s:
-    """Count the tokens of train probability 0 in each sequence [S]."""
+    """Count the tokens of each sequence to which the trainer gives probability 0."""
     if batch.impossible is None:
         return np.zeros(len(batch))
     return np.where(batch.segments.nonempty, batch.impossible, 0).astype(np.float64)
@@ -273,16 +274,16 @@ GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
 
 @dataclass(frozen=True)
 class SumColumn(Generic[FactsT]):
-    """A column of the cluster table that contains sums."""
+    """A column of the cluster table, which contains a sum or a maximum over sequences."""
 
     name: str  # unique within its pair of policies or correction
-    # returns the values [S] of a block from its facts. None for columns that a kernel computes.
+    # computes the values [S] of a block from its facts. None for columns that a kernel computes.
     compute: ColumnFunction[FactsT] | None = None
     scope: Literal["token", "sequence"] = "sequence"  # whether tokens or sequences are summed
     # how the values of sequences combine. A minimum is a maximum of negated values.
     merge: Literal["sum", "largest"] = "sum"
     stored: bool = True  # False for a column that only other columns are computed from
-    # the bounds that change the column: none, bounds of the weights, bounds that decide what is kept, all bounds, the
+    # which bounds change the column: none, bounds of the weights, bounds that decide what is kept, all bounds, the
     # bound of the veto, or the bounds of the gate with this number
     depends_on: GridAxis = "kept"
 
@@ -330,7 +331,7 @@ def _token_names(merge: str) -> tuple[str, ...]:
 
 
 TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
-"""Sums and maxima over the tokens of each sequence, in the order of the kernels."""
+"""Names of the sums and of the maxima over the tokens of a sequence, in the order in which kernels return them."""
 
 
 def _read_fact(of: str, name: str) -> ColumnFunction[CorrectionFacts]:
@@ -395,7 +396,7 @@ def _comparison_columns(name: str, side: Literal["kept", "rejected"]) -> tuple[S
 
 @cache
 def list_columns(correction: Correction, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
-    """List the columns of a correction before normalization. `losses` adds the columns of the loss."""
+    """List the columns of a correction. With `losses`, the list includes the columns of the loss."""
     gates = (_gate_columns(index, side) for index in range(len(correction.gates)) for side in SIDES)
     comparisons = (_comparison_columns(name, side) for name in COMPARED_COLUMNS for side in ("kept", "rejected"))
     return (
@@ -433,7 +434,7 @@ def correction_columns(
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
     all_tokens: bool = False,  # True to evaluate every token, which losses need
 ) -> tuple[Columns, Columns]:
-    """Return the sums and maxima of a correction per sequence. Tokens inside all bounds are not evaluated."""
+    """Return the sum columns and the maximum columns of a correction. If no bound is reached, tokens are not read."""
     near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)
     reached, few = np.flatnonzero(near), not near.all()
     found = _evaluate_columns(correction, ratios, k3, batch, plain, losses, all_inside=few)
@@ -490,7 +491,7 @@ def _evaluate_columns(
 
 @dataclass(frozen=True)
 class Pair:
-    """Two policies. The log ratio x is `policy` minus `reference`."""
+    """Two policies to compare. The log ratio x is the log-prob of `policy` minus the log-prob of `reference`."""
 
     name: str  # prefix of the pair's columns and metrics. The mismatch uses names without a prefix.
     policy: str  # policy whose log-probs are added in x
@@ -544,7 +545,7 @@ TRAIN_ERROR = Pair(
 PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)
 """All pairs of policies. A dump has the pairs whose columns it contains."""
 WHOLE_COLUMNS = ("log_ratio", "square", "k3")
-"""Sums of the mismatch that every other pair also stores, over the sequences that have the pair's columns."""
+"""Every other pair also stores these sums of the mismatch, for the sequences that have the pair's log-probs."""
 
 
 def whole_column_names(pair: Pair) -> tuple[str, ...]:

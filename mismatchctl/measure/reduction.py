@@ -1,4 +1,4 @@
-"""Reduce a batch of tokens to sums, in one pass for all metrics and corrections."""
+"""Reduce a batch of tokens to sums per group (a step, or its sequences with the same `--by` values), in one pass."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from mismatchctl.measure.sums import (
 
 MOST_VALUES = 1024
 CellKey = tuple[LabelValue, tuple[LabelValue, ...]]
-"""(step, one value per `--by` column)."""
+"""The name of a group: (step, one value per `--by` column)."""
 
 
 ROW_COLUMNS = ("tokens", "log_ratio", "square", "k3", "abs", "product", "policy_log_ppl", "reference_log_ppl")
@@ -67,14 +67,14 @@ ROW_COLUMNS = ("tokens", "log_ratio", "square", "k3", "abs", "product", "policy_
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """Settings of one pass."""
+    """Settings for measuring a dump in one pass."""
 
     corrections: tuple[Correction, ...] = ()  # all are applied in the same pass
     by: tuple[str, ...] = ()  # columns to break down by
     available_columns: frozenset[str] = frozenset()  # optional columns of the dump, which decide what can be measured
     sequences: bool = False  # True to also return one row per sequence
     kernel: Kernel = NUMPY_KERNEL  # computes the sums over tokens
-    # True to keep larger cluster tables per run, with all columns. The default size fits a file.
+    # True to store more clusters per run, with all columns. By default, the tables are small enough for a file.
     every_cluster: bool = False
     by_prompt: bool = False  # True if the dump has prompt ids, so that a prompt is one cluster over all steps
 
@@ -92,7 +92,7 @@ class MeasurePlan:
 
     @cached_property
     def sequence_columns(self) -> TableAxis:
-        """Return the columns that are computed and added per sequence."""
+        """Return the columns that are computed per sequence and then added per cluster."""
         pairs = [(pair.name, name) for pair in self.pairs for name in _pair_column_names(pair)]
         facets = [(MISMATCH_NAME, name) for facet in self.facets for name in facet.names]
         losses = [(MISMATCH_NAME, name) for name in PLAIN_LOSS_NAMES if self.has_losses]
@@ -100,13 +100,13 @@ class MeasurePlan:
 
     @cached_property
     def row_columns(self) -> TableAxis:
-        """Return the columns of the file of `--sequences`. All columns would need ten times the memory."""
+        """Return the columns that `--sequences` writes. All columns would need ten times the memory."""
         own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
         return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 
     @cached_property
     def sums(self) -> TableAxis:
-        """Return the columns of a cluster table: columns per sequence, and LAYER_COLUMNS per cluster."""
+        """Return the columns of a cluster table: `sequence_columns` and LAYER_COLUMNS."""
         names = self.sequence_columns.names
         return TableAxis(
             (
@@ -141,7 +141,7 @@ class MeasurePlan:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums by run and group, and by run. Sums are merged with `+` in input order only."""
+    """Sums per group, and sums per run. They must be added in the order of the input."""
 
     cells: dict[tuple[str, CellKey], CellSums] = field(default_factory=dict)
     runs: dict[str, RunSums] = field(default_factory=dict)
@@ -184,7 +184,7 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
-    """Sort a batch by group, keeping the order within groups. Also return run, label and bounds of each group."""
+    """Sort a batch by group, keeping the order within each group. Also return the groups' names and bounds."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)
@@ -202,7 +202,7 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenB
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:
-    """Raise an error if a `--by` column has too many values, because each value needs the memory of a run."""
+    """Raise an error if a `--by` column has too many values. The sums of one value need as much memory as a run."""
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
@@ -211,7 +211,7 @@ def check_breakdown_values(by: Sequence[str], values: int) -> None:
 
 
 def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, plan: MeasurePlan) -> Sums:
-    """Reduce a batch of one run, which is sorted by group."""
+    """Compute the sums of a batch of one run. The batch is sorted by group."""
     cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scope_hashes(batch, plan)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     filled, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
@@ -253,7 +253,7 @@ def _reduce_blocks(
     worst: RunCollector,
     plan: MeasurePlan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
-    """Yield the sum columns and maximum columns of each block [S], and pass its tokens to the collectors."""
+    """Yield the sum columns and the maximum columns of each block. Also pass the block's tokens to the collectors."""
     scored = {pair: batch.has_log_probs(*pair.policies) for pair in plan.pairs}
     some = {
         pair: _optional_pair_columns(pair, known, batch, places, collectors[pair.name], plan)
@@ -312,7 +312,7 @@ def _pair_column_names(pair: Pair) -> tuple[str, ...]:
 def _optional_pair_columns(
     pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
-    """Return the columns of a pair of policies that only some sequences have, with zeros for the other sequences."""
+    """Return the columns of a pair of policies. If a sequence lacks log-probs of the pair, its sums are 0."""
     columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
     maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
     chosen = np.flatnonzero(known)
@@ -358,7 +358,7 @@ def _sequence_rows(
     scopes: Hashes,
     found: Sequence[Float64s],
 ) -> dict[str, NDArray[Any]]:
-    """Return the data of `--sequences`: labels, position, `row_columns` and largest difference of each sequence."""
+    """Return the columns of `--sequences`: run, row and labels of each sequence, and its `row_columns`."""
     place = {
         "run": np.full(len(batch), run, object),
         "row": batch.rows,

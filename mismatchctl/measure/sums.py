@@ -1,4 +1,4 @@
-"""Sums of a group and of a run: cluster tables, histograms, tails and worst tokens. `+` merges them."""
+"""Sums of a group (a step, or its sequences with the same `--by` values) and of a run. `+` merges them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
 GROUP_CAP = 4096
-"""Maximum number of exact clusters per group. Further clusters are merged by their hash."""
+"""Maximum number of clusters that a group stores separately. If there are more, clusters are merged by hash."""
 OVERALL_CAP = 1024
-"""Maximum number of exact rows (one per cluster and group) of a whole run."""
+"""Maximum number of rows that a run stores separately. A row is a cluster in a step."""
 DETAILED_CAP = 1 << 14
-"""Maximum number of exact rows of a run if all clusters are needed."""
+"""The same maximum if all clusters are needed."""
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
-    """Hash each value to 64 bits, equally on every machine. The number 5 and the string "5" have the same hash."""
+    """Hash each value to 64 bits, as on any other machine. The number 5 and the text "5" have the same hash."""
     texts, codes = find_distinct(values)
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts.tolist())
     return np.frombuffer(digests, "<u8").astype(np.uint64)[codes]
@@ -65,7 +65,7 @@ def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
 
 
 def hash_content(columns: list[Float64s]) -> Hashes:
-    """Hash each row of float columns, to identify sequences without an id."""
+    """Hash each row of float columns. The hash identifies a sequence without an id."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = mix_hashes(hashes, (column + 0.0).view(np.uint64))
@@ -75,7 +75,7 @@ def hash_content(columns: list[Float64s]) -> Hashes:
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """Merge two mappings. Values with the same key are added, and keys keep their order."""
+    """Merge two mappings. If a key is in both, its values are added."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
@@ -85,7 +85,7 @@ ColumnSubject = str | int
 
 @dataclass(frozen=True)
 class TableAxis:
-    """Column names of a table."""
+    """The names of the columns of a table."""
 
     names: tuple[tuple[ColumnSubject, str], ...]  # (owner, name) of each column
 
@@ -95,14 +95,14 @@ class TableAxis:
 
     @cached_property
     def _joint_names(self) -> dict[str, int]:
-        """Map joint names of columns, such as drift_square, by pair of policies and name."""
+        """Map names with a prefix, such as drift_square, to positions of columns."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of the owner's column, else of the mismatch's column, else of a joint name."""
+        """Return the position of a column of `of`, else of the mismatch, else of a name such as drift_square."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
@@ -114,7 +114,7 @@ class TableAxis:
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums by cluster and scope (the micro-batch if it matters for normalization, else 0), in sorted order."""
+    """Sums per cluster and scope. The scope is a micro-batch, or 0 if weights are not normalized per micro-batch."""
 
     clusters: Hashes  # hash of the cluster of each row [R]
     scopes: Hashes  # hash of the micro-batch of each row [R], 0 if it does not matter
@@ -126,11 +126,11 @@ class ClusterTable:
     def from_rows(
         cls, clusters: Hashes, scopes: Hashes, sums: Float64s, maxima: Float64s, is_folded: bool = False
     ) -> ClusterTable:
-        """Build a table. Rows of the same cluster and scope are added in the given order."""
+        """Build a table. Rows of the same cluster and scope are added up in the given order."""
         if not len(clusters):
             return cls(clusters, scopes, sums, maxima, is_folded)
         order, first = _sorted(scopes, clusters)
-        if first.all():  # columns become contiguous
+        if first.all():  # this makes columns contiguous
             sums, maxima = sums.T.take(order, axis=1).T, maxima.T.take(order, axis=1).T
         else:
             starts = np.flatnonzero(first)
@@ -141,7 +141,7 @@ class ClusterTable:
 
     @classmethod
     def combine(cls, tables: Sequence[ClusterTable], scopes: Hashes | None = None) -> ClusterTable:
-        """Merge tables in order. `scopes`, if given, replace the scopes of all rows."""
+        """Merge tables in the given order. If `scopes` is given, it replaces the scopes of the rows."""
         clusters, own, sums, maxima = (
             np.concatenate([getattr(table, name) for table in tables])
             for name in ("clusters", "scopes", "sums", "maxima")
@@ -156,7 +156,7 @@ class ClusterTable:
         return len(self.clusters)
 
     def fold(self, cap: int) -> ClusterTable:
-        """Return the table with at most `cap` rows. If there are more clusters, clusters are merged by their hash."""
+        """Return the table with at most `cap` clusters. If there are more, clusters are merged by hash."""
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
             return self  # a folded table stays folded, so that equal clusters share a row
         return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
@@ -170,13 +170,13 @@ class ClusterTable:
         )
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """Merge the clusters of all scopes into `cap` rows by their hash. The same prompts occur in several scopes."""
+        """Merge rows into at most `cap` rows without scopes. With `by_prompt`, all rows of a prompt are merged."""
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.from_rows(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 
 
 def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
-    """Return the order of rows [S] by their keys, and flags of rows that start a new key."""
+    """Return the order that sorts rows by their keys, and flags of the sorted rows that start a new key."""
     order = np.lexsort(keys)
     new = np.zeros(len(order), np.bool_)
     new[:1] = True
@@ -186,7 +186,7 @@ def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
 
 
 class BatchRows:
-    """Rows of a batch's cluster tables: one per group, cluster and scope. Above `cap`, clusters are merged."""
+    """Gives each sequence of a batch a row in the cluster tables. Each group, cluster and scope has its own row."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
         order, new = _sorted(clusters, cells)
@@ -209,10 +209,10 @@ class BatchRows:
 
 
 class BatchTable(BatchRows):
-    """Cluster tables for the groups of a batch, which are filled block by block."""
+    """The cluster tables of the groups of a batch. Blocks of the batch are added one after another."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Create tables of zeros. The groups of the sequences [S] must be sorted."""
+        """Create tables of zeros. `cells`, the group of each sequence, must be ascending."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -232,20 +232,20 @@ class BatchTable(BatchRows):
             largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
 
     def tables(self, cells: int, layers: Float64s, position: int) -> Iterator[ClusterTable]:
-        """Yield the table of each group. `layers` [rows, ...] are inserted after the first `position` columns."""
+        """Yield the table of each group. The columns of `layers` are inserted at `position`."""
         sums = np.concatenate([self._sums[:position], layers.T, self._sums[position:]])
         return self.split(cells, sums.T, self._maxima.T)
 
 
 class PromptCounter:
-    """The prompts of a run that were already counted. A prompt is counted once over all steps."""
+    """Counts each prompt of a run once, even if several steps contain it."""
 
     def __init__(self) -> None:
         self._known: Hashes = np.zeros(0, np.uint64)
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Count clusters of a step. Return what each adds to the number of prompts [R] and emptied prompts [R, ...]."""
+        """Add a step. Return 1 for each new prompt, and the change (-1, 0 or 1) of the number of emptied prompts."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))
@@ -266,7 +266,7 @@ LabelValue = str | int | float | bool | None
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """Number the rows [S] from 0 by their previous number and then by their keys. Equal rows get equal numbers."""
+    """Number the rows by their label and then by their keys. Rows with equal labels and keys get the same number."""
     for values in keys:
         if values is not None and not _is_constant(values):
             if values.dtype == object:  # no name equals "\0", which stands for None
@@ -277,7 +277,7 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
 
 
 def _is_constant(values: NDArray[Any]) -> bool:
-    """Return True if all values are equal, which is the usual case for runs."""
+    """Return True if the check is quick and all values are equal. Otherwise, return False."""
     if not len(values):
         return True
     if values.dtype == object:
@@ -286,7 +286,7 @@ def _is_constant(values: NDArray[Any]) -> bool:
 
 
 def to_plain_value(value: Any) -> LabelValue:
-    """Convert a label to a JSON value: numpy scalars to Python, NaN to null."""
+    """Convert a label to a JSON value: numpy scalars to Python, whole floats to integers, NaN to null."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return None if np.isnan(value) else int(value) if value.is_integer() else value
@@ -294,7 +294,7 @@ def to_plain_value(value: Any) -> LabelValue:
 
 
 def cluster_hashes(batch: TokenBatch) -> Hashes:
-    """Hash the prompt id of each sequence, or its sequence id, or its content."""
+    """Hash the prompt id of each sequence. Without a prompt id, hash the sequence id, or else the content."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
         values = batch.columns.get(name)
@@ -313,7 +313,7 @@ def cluster_hashes(batch: TokenBatch) -> Hashes:
 
 
 def step_hash(step: LabelValue) -> np.uint64:
-    """Hash a step. The hash separates the clusters of different steps."""
+    """Hash a step, so that clusters of different steps can be kept separate."""
     hashed: np.uint64 = hash_values(np.array(["\0missing" if step is None else str(step)]))[0]
     return hashed
 
@@ -328,7 +328,7 @@ def step_hashes(batch: TokenBatch) -> Hashes:
 
 
 TAIL_VALUES = 4097
-"""Number of largest log ratios that are stored: a tail of 4,096 log ratios, and the next largest log ratio."""
+"""Number of largest log ratios that are stored: a tail of 4,096 log ratios, and the largest log ratio below it."""
 WORST_COUNT = 50
 """Number of worst tokens and sequences that are stored with their position."""
 
@@ -338,7 +338,7 @@ def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
 
 
 class LargestValues:
-    """Collects the largest values of a stream of blocks. Values below the current threshold are dropped."""
+    """Collects the TAIL_VALUES largest values of many blocks. Values below `threshold` cannot be among them."""
 
     def __init__(self) -> None:
         self._blocks: list[Float64s] = []
@@ -359,7 +359,7 @@ class LargestValues:
 
 @dataclass(frozen=True)
 class WorstRows:
-    """The WORST_COUNT rows with the largest score. If scores are equal, the earlier position comes first."""
+    """The WORST_COUNT tokens or sequences with the largest scores. If scores are equal, the first position wins."""
 
     score: Float64s = field(default_factory=lambda: np.zeros(0))  # ranking score [N], descending
     # file, row and position [N, 3]
@@ -393,14 +393,14 @@ def _worst_field(worst: WorstRows, name: str) -> NDArray[Any]:
 
 
 MAX_ROWS = 2 * BUCKETS
-"""Maximum rows (cell and bucket) of the kernels' tables, so that they fit the cache with the tokens."""
+"""Maximum number of rows (a group and a bucket) of a kernel's tables, so that they fit the CPU cache."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Sums over tokens by bin, without empty bins."""
+    """Number of tokens, and their K3, by bin of the log ratio. Empty bins are left out."""
 
-    # bucket * MAGNITUDE_BINS + magnitude bin with a token [N], ascending
+    # bucket * MAGNITUDE_BINS + magnitude bin, for each of these bins with a token [N], ascending
     places: Ints
     tokens: NDArray[np.int64]  # token count [N]
     bins: Ints  # signed bins with a token [B], ascending
@@ -425,13 +425,13 @@ class Histogram:
         )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
-        """Return tokens and K3 by signed bin [SIGNED_BINS]."""
+        """Return the number of tokens and their K3 for each of the SIGNED_BINS."""
         tokens, k3 = np.zeros(SIGNED_BINS, np.int64), np.zeros(SIGNED_BINS)
         tokens[self.bins], k3[self.bins] = self.counts, self.k3
         return tokens, k3
 
     def by_bucket(self) -> tuple[Ints, Float64s]:
-        """Return the magnitude bins with a token [M], and the tokens by bucket and bin [B, M]."""
+        """Return the magnitude bins with a token, and the number of tokens by bucket and bin [B, M]."""
         starts = np.arange(BUCKETS + 1) * MAGNITUDE_BINS
         sizes = np.diff(np.searchsorted(self.places, starts))  # sorted, so no division is needed
         buckets, held = np.flatnonzero(sizes), np.zeros(MAGNITUDE_BINS, np.bool_)
@@ -445,7 +445,7 @@ class Histogram:
 
 
 def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
-    """Add parts, which are pairs of positions and columns. Return all positions and the sums of the columns."""
+    """Merge parts of (positions, columns). Columns at the same position are added."""
     places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
     order = np.argsort(places, kind="stable")
     places = places[order]
@@ -472,7 +472,7 @@ def read_histograms(tables: PairTables) -> list[Histogram]:
 
 @dataclass(frozen=True)
 class PairSums:
-    """Histogram and tails of a pair of policies."""
+    """A histogram of the log ratios of a pair of policies, and the largest log ratios."""
 
     histogram: Histogram  # tokens by bucket of the cluster, tokens and K3 by signed log ratio
     token_tail: Float64s  # largest token log ratios
@@ -491,7 +491,7 @@ class PairSums:
 
 
 class PairCollector:
-    """Builds the PairSums of several groups block by block."""
+    """Computes the PairSums of several groups, block by block."""
 
     def __init__(self, kernel: Kernel, tables: PairTables) -> None:
         self._kernel, self._tables = kernel, tables
@@ -504,7 +504,7 @@ class PairCollector:
         places: SequencePlaces,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """Reduce a block to TOKEN_SUMS and TOKEN_MAXIMA, and collect its tokens, like `Kernel.reduce_tokens`."""
+        """Return sums and maxima per sequence, like `Kernel.reduce_tokens`. Also collect the largest log ratios."""
         sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)
         cells = self._tables.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
@@ -538,7 +538,7 @@ class PairCollector:
 
 @dataclass(frozen=True)
 class CellSums:
-    """Sums of one group: its cluster table, and the PairSums of each pair of policies."""
+    """Sums of one group: a table by cluster, and the PairSums of each pair of policies."""
 
     table: ClusterTable
     pairs: dict[str, PairSums]
@@ -562,7 +562,7 @@ class CellSums:
 
 @dataclass(frozen=True)
 class RunSums:
-    """Sums that are stored per run only."""
+    """Sums that are stored per run, but not per step."""
 
     # breakdowns, joint: see RunTables
     breakdowns: dict[str, Float64s] = field(default_factory=dict)
@@ -581,7 +581,7 @@ class RunSums:
 
 
 class RunCollector:
-    """Builds the RunSums of one run. The kernel adds to `tables`."""
+    """Computes the RunSums of one run. The kernel adds tokens to `tables`."""
 
     def __init__(self, kernel: Kernel, clusters: int) -> None:
         self._kernel = kernel
@@ -606,7 +606,7 @@ class RunCollector:
 
 def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, threshold: float) -> WorstRows:
     peak = np.maximum(ratios.max_log_ratio, -ratios.min_log_ratio)
-    needed = max(threshold, _lowest_worst_score(peak))  # each of these sequences has a token with this score
+    needed = max(threshold, _lowest_worst_score(peak))  # each of these sequences has a token with at least this score
     candidates = np.flatnonzero((peak > 0) & (peak >= needed))
     found = kernel.find_outside(ratios, candidates, -needed, needed)
     log_ratio = ratios.log_ratio_at(found)

@@ -1,4 +1,4 @@
-"""Sums of each family of corrections at the points of a threshold grid, and the metrics computed from the sums."""
+"""Sums and metrics of families of corrections. A family has the same rules with different bounds (points of a grid)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from mismatchctl.measure.sums import (
 )
 
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
-"""Tokens per block, and values per block and point, which fit the cache. Large blocks save calls of functions."""
+"""Tokens per block, and values per block and point. Blocks fit the CPU cache, but are not too small for numpy."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 """Minimum number of sequences per block, and maximum number of values per column (8 MiB)."""
 
@@ -76,7 +76,7 @@ def block_columns(
         )
     binned = _BinnedPoints(family, ratios, batch, parts)
     passing, made, flags = binned.passing(), binned.made, binned.made.flags
-    if flags is not None:  # the blocks contain no empty sequences
+    if flags is not None:  # empty sequences are counted elsewhere
         one = np.ones_like(binned.length)
         made.failing = {"touched": one, "emptied": one} | ({"counted": binned.length} if binned.zeroes else {})
     for column in list_columns(family.correction, losses=False):
@@ -89,12 +89,12 @@ def block_columns(
 
 
 def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Sum a table [S, ...] over all axes of bins except one [S, bins]."""
+    """Sum a table over all axes except the first axis and `axis`."""
     return table if table.ndim == 2 else table.sum(axis=tuple(set(range(1, table.ndim)) - {axis}))
 
 
 class _BinnedPoints:
-    """Evaluates all points of a family from sums over bins. `rejected` has the axes of the grid [S, ...]."""
+    """Computes the columns of all points of a family at once. Tokens are counted in bins between the bounds."""
 
     def __init__(
         self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
@@ -151,7 +151,6 @@ class _BinnedPoints:
         return facts
 
     def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
-        """Reshape values [S] or [S, V] to the grid, with V along one axis."""
         before, after = (1,) * axis, (1,) * (len(self.family.grid) - axis - 1)
         return values.reshape(len(values), *before, -1, *after)
 
@@ -160,7 +159,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return flags of sequences that pass all gates on whole sequences, and record the rejections."""
+        """Return flags of the sequences that pass all gates on whole sequences. Also record the rejected tokens."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -174,7 +173,7 @@ class _BinnedPoints:
         return None if flags is None or flags.all() else flags.astype(np.float64)
 
     def _kept_tokens(self) -> Arrays:
-        """Return sums over tokens that token gates keep [S, gate variants ...], of weights if they do not vary."""
+        """Sum over the tokens that all token gates keep: 1, K3, and the weights if there is only one weight rule."""
         if not self.on_tokens:
             return {"count": self.length, "k3": self._wide(self.ratios["train/rollout"].k3_sum)}
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
@@ -196,7 +195,7 @@ class _BinnedPoints:
         return made | {name: last.sums(made[name], axis=axis + 1) for name in ("count", "excess") if name in made}
 
     def _note_tokens(self, axis: int, counts: NDArray[Any]) -> None:
-        """Record the rejections of a gate on tokens, given the tokens by bin [S, bins]."""
+        """Record the tokens and sequences that a token gate rejects, from the number of tokens by bin [S, bins]."""
         gate, thresholds, some = self.family.order[axis], self.on_tokens[axis].thresholds, counts > 0
         rows = self.parts.index * thresholds.bins
         ends = {"low": some.argmax(axis=1), "high": thresholds.bins - 1 - some[:, ::-1].argmax(axis=1)}
@@ -228,11 +227,10 @@ class _BinnedPoints:
         return {name: self._wide(values) if values.ndim == 1 else values for name, values in sums.items()}
 
     def _along_weights(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Reshape values [parts] or [parts, weights] to the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
     def _token_weights(self, weights: Weights) -> Arrays:
-        """Sum the token weights, in bins of the weight and of the statistics of token gates."""
+        """Add the columns of token weights for all weight rules, from sums over bins."""
         bounds = self.family.bounds
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess}
@@ -281,12 +279,12 @@ class _BinnedPoints:
             "squared_raw_weight_excess": self.made.summed["ee"].sum(axis=1, keepdims=True),
             "weight_low": self._along_weights(bounds.watched.below.sums(self.parts.sum(watched))),
         }
-        return {"squared_kept_weight": self.length}  # no column uses it
+        return {"squared_kept_weight": self.length}  # a placeholder, which no column uses
 
     def _add_term(
         self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
     ) -> None:
-        """Add a term to a column: sums over bins, times powers of the bounds of each weight rule."""
+        """Add a summand to a column: a sum over bins, multiplied by powers of the bounds of each weight rule."""
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
@@ -336,7 +334,7 @@ class _BinnedPoints:
 def evaluate_metrics(
     metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Evaluate each metric in each cell at each point of a grid [cells, points]. NaN if undefined."""
+    """Return each metric at each point of a grid [groups, points]. An undefined value is NaN."""
     cells = len(totals["tokens"])
     with np.errstate(all="ignore"):
         return {
@@ -347,7 +345,7 @@ def evaluate_metrics(
 def standard_errors(
     metrics: Iterable[Metric], totals: Arrays, rows: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Compute standard errors by the delta method, from the rows of clusters and the totals."""
+    """Compute standard errors by the delta method. `rows` are sums per cluster, and `totals` are sums over clusters."""
     clusters, found = int(np.count_nonzero(rows["tokens"])), {}
     factor = clusters / (clusters - 1) if clusters > 1 else np.nan
     with np.errstate(all="ignore"):
@@ -359,7 +357,7 @@ def standard_errors(
 
 @dataclass(frozen=True)
 class FamilySums:
-    """Sums of one family in one group."""
+    """Sums of one family in one group of sequences (a step, or its sequences with the same `--by` values)."""
 
     totals: ClusterTable  # all columns: one row per micro-batch if weights are normalized, else one
     rows: tuple[ClusterTable, ...]  # columns stored by cluster, in parts that are not merged yet
@@ -373,7 +371,7 @@ class FamilySums:
         return self.totals.sums.size + sum(table.sums.size for table in self.rows)
 
     def __add__(self, other: FamilySums) -> FamilySums:
-        """Add two sums. To save time, rows are merged only if the added parts are large."""
+        """Add two sums. To save time, rows are merged only if many rows were added."""
         first, *more = rows = self.rows + other.rows
         if 2 * sum(map(len, more)) > len(first):
             rows = (merge_tables(rows, GROUP_CAP),)
@@ -381,7 +379,7 @@ class FamilySums:
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
-    """Merge tables in order, without a copy. If there are more than `cap` clusters, clusters are merged by hash."""
+    """Add up tables in the given order. If there are more than `cap` clusters, clusters are merged by hash."""
     clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
     if is_folded:
@@ -404,7 +402,7 @@ def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list
 def reduce_families(
     batch: TokenBatch, run: str, plan: MeasurePlan, families: Sequence[CorrectionFamily]
 ) -> FamilyCells:
-    """Sum each family over the groups of a batch. Empty sequences contribute zero."""
+    """Sum each family over the groups of a batch. Empty sequences are only counted."""
     batch, names, bounds = gather_cells(batch, run, plan.by)
     cells, scopes = np.repeat(np.arange(len(names)), np.diff(bounds)), scope_hashes(batch, plan)
     of_all, some = BatchRows(cells, np.zeros_like(scopes), scopes), batch.segments.nonempty
@@ -461,18 +459,18 @@ class _FamilyTable:
 
 @dataclass(frozen=True)
 class ClosedFamily:
-    """Final sums of one family in one group."""
+    """Final sums of one family in one group of sequences. Weights are normalized, and micro-batches are merged."""
 
-    # totals, maxima: columns along the grid [1, ...]
+    # totals, maxima: columns at each point of the grid [1, ...]
     totals: Arrays
     maxima: Arrays
     rows: ClusterTable  # columns stored by cluster
-    counted: Bools  # True if the cluster of the row has a token and is exact [R]
+    counted: Bools  # True if the row is a single cluster with a token [R]
     emptied: Bools  # True if the correction rejects the whole cluster, along the grid [R, ...]
 
 
 def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
-    """Return the divisors of the weights in each micro-batch of a group, if the weights are normalized."""
+    """Return the divisors of the weights per micro-batch of a step, or None if weights are not normalized."""
     rule, table = family.correction.weight, group.totals
     if rule is None or rule.normalize == "none":
         return None
@@ -480,7 +478,7 @@ def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors 
 
 
 def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors | None) -> ClosedFamily:
-    """Normalize the sums of a part of a group, merge micro-batches, and count the clusters."""
+    """Normalize the weights in the sums of a step or a part of it, merge micro-batches, and count clusters."""
 
     def normalized(layout: GridLayout, table: ClusterTable) -> Arrays:
         columns = layout.arrays(table.sums)
@@ -513,16 +511,16 @@ def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors
 
 @dataclass
 class FamilyRunSums:
-    """Final sums of one family over the groups of a run, or over the rows with one value of a column."""
+    """Final sums of one family over the steps of a run, or over the rows that have one value in a `--by` column."""
 
-    # totals, maxima: columns along the grid [1, ...]
+    # totals, maxima: columns at each point of the grid [1, ...]
     totals: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)
     rows: list[ClusterTable] = field(default_factory=list)  # columns stored by cluster, in parts
     prompts: PromptCounter | None = None  # prompts so far, if the dump has prompt ids
 
     def add(self, closed: ClosedFamily, salt: np.uint64) -> None:
-        """Add a group. Clusters of different groups stay separate, unless they are prompts."""
+        """Add the sums of a step. Its clusters count as new, except for prompts that occurred in earlier steps."""
         totals, rows = closed.totals, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salt))

@@ -1,4 +1,4 @@
-"""Thresholds of a grid, families of corrections with the same thresholds, and sums over bins."""
+"""Families of corrections with the same rules and different bounds, and sums over bins between the bounds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class BlockParts:
-    """The division of a block into micro-batches or clusters."""
+    """The division of a block's sequences into parts, which are micro-batches or clusters."""
 
     index: Ints  # part of each sequence [S]
     count: int  # number of parts, each with at least one sequence
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Divide sequences by their table row [S]. Return the parts, and the row of each part [count]."""
+        """Divide sequences into parts with equal values in `rows`. Also return the value of each part."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -46,7 +46,7 @@ class BlockParts:
 
     @cached_property
     def by_size(self) -> list[tuple[Ints, Ints | slice]]:
-        """Return the parts grouped by their number of sequences."""
+        """Group the parts by their number of sequences. Return (parts, their sequences) for each number."""
         sizes = np.diff(self.firsts, append=len(self.index))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
@@ -62,14 +62,14 @@ class BlockParts:
 
 
 def as_slice(places: Ints) -> Ints | slice:
-    """Convert adjacent indices to a slice, which avoids a copy."""
+    """Return a slice if the indices are adjacent, because a slice avoids a copy. Else return the indices."""
     adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
     return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
 
 
 @dataclass(frozen=True)
 class Term:
-    """A summand of a column: another column, which may have bins along an axis of the grid, times a factor."""
+    """A summand of a column: the values of another column, summed over intervals of bins and multiplied by a factor."""
 
     name: str
     runs: BinIntervals | None = None  # intervals that the bins are summed over
@@ -79,9 +79,9 @@ class Term:
 
 @dataclass
 class BlockColumns:
-    """The columns of one block along the grid."""
+    """The columns of one block at the points of the grid."""
 
-    parts: BlockParts  # micro-batches of its cells
+    parts: BlockParts  # the micro-batches of the block
     # sequences that pass the gates on whole sequences [S, 1, ..., variants]. Default: all sequences.
     flags: Float64s | None = None
     passing: Arrays = field(default_factory=dict)  # columns by name for sequences that pass
@@ -90,13 +90,13 @@ class BlockColumns:
     # columns that are not stored by cluster, summed over each part [parts, ...]
     summed: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)  # maxima of each part [parts, weights, 1, ...]
-    # for each axis of the grid: the index in the columns of each variant of the family. None if all variants are there.
+    # for each axis of the grid: the index of each variant in the columns. None if each variant has its own entry.
     variants: Sequence[Ints | None] = ()
     # columns that are sums of others
     terms: dict[str, list[Term]] = field(default_factory=dict)
 
     def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
-        """Return the sums [parts, ...] of a column at each point of the grid."""
+        """Return a column at each point of the grid. `sums` contains the columns that it consists of."""
         if name not in self.terms:
             return self._at_points(sums[name])
         parts = []
@@ -113,12 +113,12 @@ class BlockColumns:
         return sums
 
     def totals(self, known: Arrays, within: BlockParts) -> Arrays:
-        """Sum each column over each part [parts, weights, gate variants ...]. `known` sums are merged by `within`."""
+        """Sum each column per micro-batch. `known` are sums per cluster, and `within` assigns them to micro-batches."""
         rest = [name for name in (*self.passing, *self.fixed) if name not in known]
         return {name: within.sum(sums) for name, sums in known.items()} | self.sum_by(rest, self.parts) | self.summed
 
     def sum_by(self, names: Collection[str], parts: BlockParts) -> Arrays:
-        """Sum some columns over other parts [parts, weights, gate variants ...]."""
+        """Sum some columns over the sequences of each part."""
         names = [*dict.fromkeys(term.name for name in names for term in self.terms.get(name, [Term(name)]))]
         if self.flags is None:
             values = self.fixed | self.passing
@@ -134,7 +134,7 @@ class BlockColumns:
 
 
 def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
-    """Sum flags times columns over each part. Flags and columns vary along different axes of the grid."""
+    """Sum flags * columns over the sequences of each part. The grid's axes of flags and columns can differ."""
     alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
     for name, values in columns.items():
         alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
@@ -148,7 +148,6 @@ def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
 
 
 def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite: bool) -> Float64s:
-    """Sum products of values [S, N] and flags [S, V] over each part [parts, N, V]."""
     sums = np.empty((parts.count, values.shape[1], flags.shape[1]))
     for own, members in parts.by_size:
         some, tall = (each[members].reshape(len(own), -1, each.shape[1]) for each in (flags, values))
@@ -168,14 +167,14 @@ SMALL_WEIGHT = -3.0  # log of the weight below which sums of w - 1 and its squar
 
 @dataclass(frozen=True)
 class BinIntervals:
-    """Intervals of adjacent bins, from `starts` [V] up to but not including `stops` [V]. Some may be empty."""
+    """Intervals of adjacent bins. `starts` contains the first bin of each interval, `stops` the bin after it."""
 
     starts: Ints
     stops: Ints
 
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
-        """Return bins such that each interval contains or ends at one of them, and the intervals of each bin."""
+        """Return (pivot, intervals) such that each of these intervals contains the bin `pivot` or ends before it."""
         left = np.flatnonzero(self.starts < self.stops)
         found = []
         while len(left):
@@ -186,7 +185,7 @@ class BinIntervals:
         return found
 
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
-        """Sum `table` over each interval along `axis`, without subtractions, which would cost digits."""
+        """Sum `table` over each interval along `axis`. Differences of cumulative sums would lose digits."""
         table = np.moveaxis(table, axis, -1)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
@@ -209,20 +208,19 @@ def _cumulative_sums(values: Float64s) -> Float64s:
 
 
 def _take_entries(values: Float64s, places: Ints) -> Float64s:
-    """Return entries along the last axis, or a single entry if all indices are equal."""
     return values[..., places[:1]] if (places == places[0]).all() else values[..., as_slice(places)]
 
 
 @dataclass(frozen=True)
 class IntervalVariants:
-    """Several intervals [V] for one quantity."""
+    """Several intervals of one quantity, such as the values that gates with different bounds keep."""
 
     edges: Float64s  # ascending. The bin of a value is the number of edges that do not exceed it.
     inside: BinIntervals  # bins of each variant's interval
 
     @classmethod
     def from_bounds(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
-        """Build intervals low <= value < high [V]. -inf and NaN mean no bound."""
+        """Build intervals low <= value < high. If low is -inf or high is NaN, there is no such bound."""
         edges = np.unique(np.concatenate([lows[lows > -np.inf], highs[~np.isnan(highs)]]))
         starts = np.where(lows == -np.inf, 0, np.searchsorted(edges, lows) + 1)
         stops = np.where(np.isnan(highs), len(edges) + 1, np.searchsorted(edges, highs) + 1)
@@ -230,7 +228,7 @@ class IntervalVariants:
 
     @classmethod
     def from_gates(cls, gates: Iterable[Gate]) -> IntervalVariants:
-        """Build the intervals that gates keep, on the scale of the compared statistic."""
+        """Build the intervals of the values that gates keep, on the scale on which gates compare them."""
         bounds = [(*gate_bounds(gate), *gate.inclusive) for gate in gates]
         lows = [low if included else np.nextafter(low, np.inf) for low, _, included, _ in bounds]
         highs = [_exclusive_bound(high) if included else high for _, high, _, included in bounds]
@@ -256,7 +254,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Keep only the given bins, and merge equal variants. Also return the new number of each variant and bin."""
+        """Remove bins that are not in `bins`, and merge equal intervals. Also return the new indices of both."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
@@ -267,18 +265,18 @@ class IntervalVariants:
         return narrowed, of if narrowed.variants < self.variants else None, before[:-1]
 
     def sides(self, values: Float64s) -> tuple[Bools, Bools]:
-        """Return flags of the values [S] below and above each interval, [S, V] each."""
+        """Return flags of the values below each interval, and flags of the values above it [values, intervals]."""
         bins = self.bin(values)[:, None]
         return bins < self.inside.starts, bins >= self.inside.stops
 
 
 def _exclusive_bound(bound: float) -> float:
-    """Return the exclusive bound that is equivalent to an inclusive bound. For an infinite bound, return NaN."""
+    """Convert an inclusive upper bound to an exclusive one. Infinity becomes NaN, which means no bound."""
     return np.nan if bound == np.inf else float(np.nextafter(bound, np.inf))
 
 
 class WeightBounds:
-    """Bounds of several weight rules, and the weights outside the bounds [W]."""
+    """The bounds of several weight rules. Weights outside of the bounds are replaced by `low` or `high`."""
 
     def __init__(self, rules: Sequence[Weight]) -> None:
         bounds = np.array([rule.bounds for rule in rules])
@@ -291,7 +289,7 @@ class WeightBounds:
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
     def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
-        """Return the largest and smallest weight of each part, before and after the bounds are applied."""
+        """Return the largest weight, and minus the smallest weight, of each part, before and after the bounds."""
         ratios = weights.ratios
         ends = -parts.largest(-ratios.min_log_ratio), parts.largest(ratios.max_log_ratio)
         low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
@@ -302,13 +300,13 @@ class WeightBounds:
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
 
     def factor(self, low: int, high: int, origin: float = 0.0) -> Float64s:
-        """Return (lower bound - origin)^low (upper bound - origin)^high [W], or 0 if a bound is infinite."""
+        """Return (self.low - origin)^low * (self.high - origin)^high for each weight rule, or 0 if it is infinite."""
         with np.errstate(over="ignore", invalid="ignore"):
             made: Float64s = (self.low - origin) ** low * (self.high - origin) ** high
         return np.where(np.isfinite(made), made, 0.0)
 
     def _within(self, weights: Weights, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
-        """Return the smallest and largest weight of each part if weights outside the bounds become 0 [count, W]."""
+        """Return the smallest and largest weight of each part if weights outside of the bounds are set to 0."""
         thresholds = self.thresholds
         places = parts * thresholds.bins + thresholds.bin(weights.raw_excess + 1.0)
         low, high = np.full((count, thresholds.bins), np.inf), np.full((count, thresholds.bins), -np.inf)
@@ -328,7 +326,7 @@ class WeightBounds:
 
 @dataclass(frozen=True)
 class TokenBins:
-    """Bins of a quantity per token. Most tokens are in the same bin, so no search is needed for them."""
+    """The bin of each token. Only tokens outside of the most frequent bin are stored, which is faster."""
 
     thresholds: IntervalVariants
     common: int  # bin of most tokens
@@ -351,7 +349,7 @@ class TokenBins:
 def sum_token_table(
     rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> list[Float64s]:
-    """Sum each column (or 1) per sequence and bin [S, bins of the first rule, bins of the second, ...]."""
+    """Sum each column by sequence and by the token's bin in every rule. A column that is None counts tokens."""
     sizes = [rule.thresholds.bins for rule in rules]
     cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
     if len(rules) > 1:
@@ -378,17 +376,17 @@ def sum_token_table(
 
 
 _MOST_CELLS = 1 << 14
-"""Maximum number of joint bins of all rules in a token table. If there are more, points are evaluated one by one."""
+"""Maximum number of combinations of bins in a token table. If there are more, points are evaluated one by one."""
 
 
 @dataclass(frozen=True)
 class CorrectionGrid:
-    """Corrections that combine variants of their rules. Each point has one variant of each rule."""
+    """The corrections of a sweep. A point combines one variant of the weight rule with one variant of each gate."""
 
     base: Correction  # a correction. The other corrections differ from it only in their rules.
     weights: tuple[Weight | None, ...]  # variants of the weight rule
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate
-    places: Ints  # index of the variant at each point: weight and each gate [1 + gates, P]
+    places: Ints  # index of the weight's variant and of each gate's variant at each point [1 + gates, P]
 
     def correction(self, point: int) -> Correction:
         weight, *gates = self.places[:, point].tolist()
@@ -408,7 +406,7 @@ CLUSTER_COLUMNS = (
 
 
 class GridLayout:
-    """Positions of the arrays of a grid in the columns of a table."""
+    """Stores arrays with the axes of a grid in the columns of a table."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
@@ -421,7 +419,7 @@ class GridLayout:
 
 
 class GridLayouts(NamedTuple):
-    """Layouts of the tables of a family: sums and maxima before normalization, and final sums by cluster."""
+    """Where the tables of a family store their columns: sums, maxima, and sums by cluster."""
 
     totals: GridLayout
     maxima: GridLayout
@@ -430,7 +428,7 @@ class GridLayouts(NamedTuple):
 
 @dataclass(frozen=True)
 class CorrectionFamily:
-    """Corrections that differ only in bounds: all weight rules with all variants of all gates."""
+    """Corrections with the same rules and different bounds: weight rules combined with variants of each gate."""
 
     weights: tuple[Weight | None, ...]  # variants of the weight rule. A single None if every weight is 1.
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in order
@@ -441,11 +439,11 @@ class CorrectionFamily:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Return the number of variants of the weight, and of each gate in `order`."""
+        """Return the shape of the grid: number of weight rules, and number of variants of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
-        """Return the shape of the grid, with 1 for axes that a column does not depend on."""
+        """Return the shape of a column in the grid. An axis on which the column does not depend has the length 1."""
         gates = range(1, len(self.grid))
         axes: dict[GridAxis, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
         axes |= {gate: (axis,) for axis, gate in enumerate(self.order, 1)}
@@ -471,7 +469,7 @@ class CorrectionFamily:
 
     @cached_property
     def cells(self) -> int:
-        """Return the number of joint bins of all rules on tokens."""
+        """Return the number of combinations of bins that a token can be in."""
         weight, rules = self.correction.weight, list(self.thresholds[: self.token_gates])
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
@@ -492,7 +490,7 @@ class CorrectionFamily:
 
     @cached_property
     def veto(self) -> int | None:
-        """Return the axis of the first veto in `order`."""
+        """Return the position of the first veto in `order`, or None."""
         first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
         return None if first is None else self.order.index(first)
 
@@ -544,7 +542,7 @@ def _weight_kind(weight: Weight | None) -> Hashable:
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Return True if gates are independent, have the same effect, and each judge tokens or whole sequences."""
+    """Return True if sums over bins are enough to evaluate all points: no gate sees the result of another gate."""
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:
         return False

@@ -23,11 +23,11 @@ search_sequences = CompiledLoop(_LOOPS, "search_sequences")
 _NO_PLACES, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0)
 _NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES, _NO_PLACES)
 _SEARCH_BUFFER_SIZE = 1 << 14
-"""Usual maximum number of tokens that a search finds. A buffer for all tokens would be allocated for each search."""
+"""Tokens that a search can return with its usual buffer. If there are more, a second search uses a larger buffer."""
 
 
 def _row_property(name: str, *places: int) -> Any:
-    """Return a property that reads an entry of another attribute."""
+    """Return a property that reads one entry of another attribute, such as `sums[0][3]`."""
     return property(lambda ratios: reduce(getitem, places, getattr(ratios, name)))
 
 
@@ -39,7 +39,7 @@ class CompiledRatios(Ratios):
 
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
-        """Return TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S], as if tokens had no gaps."""
+        """Return sums and maxima per sequence, as if there were no masked tokens between the valid tokens."""
         first = np.zeros(len(self.segments), np.int64)
         return COMPILED_KERNEL.reduce_tokens(self, None, SequencePlaces(first, first, first), _NO_PAIR)
 
@@ -96,7 +96,7 @@ class CompiledKernel(Kernel):
         pair: PairTables,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """See `Kernel.reduce_tokens`. Tables without rows do not change."""
+        """See `Kernel.reduce_tokens`. Nothing is added to tables without rows."""
         assert isinstance(ratios, CompiledRatios)
         sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
         maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)

@@ -69,7 +69,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return len(self.tensor)
 
     def __getitem__(self, tokens: Ints | DeviceArray) -> NDArray[Any] | DeviceArray:
-        """Return the values at some places. If the places are on the host, the values are too."""
+        """Select values by index. An index array on the CPU gives a numpy array, and one on the GPU a DeviceArray."""
         if isinstance(tokens, DeviceArray):
             return DeviceArray(self.tensor[tokens.tensor])
         return to_host(self.tensor[to_device(tokens, self.tensor.device)])
@@ -159,7 +159,7 @@ _REDUCTIONS: dict[Any, str] = {np.add: "sum", np.minimum: "min", np.maximum: "ma
 
 
 def reduce_segments(values: Tensor, reduction: str, lengths: Tensor, empty: float = 0.0) -> Tensor:
-    """Reduce adjacent segments to the sum, minimum or maximum in float64, in a fixed order."""
+    """Return the sum, minimum or maximum of each segment in float64. The order of additions is fixed."""
     doubles = values.to(torch.float64)
     reduced: Tensor = torch.segment_reduce(doubles, reduction, lengths=lengths, initial=empty, unsafe=True)  # type: ignore[no-untyped-call, unused-ignore]
     return reduced

@@ -16,9 +16,9 @@ from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS
 from mismatchctl.core.ratios import Ratios
 
 BUCKETS = 64
-"""Number of buckets into which clusters are divided by hash, to resample histograms."""
+"""Clusters are divided by hash into this number of buckets. Differences between buckets give intervals of quantiles."""
 JOINT_CELLS = 128
-"""Cells along each side of the grid of rollout and train probability."""
+"""Cells per side in the joint histogram of rollout and train probability."""
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
 """Quantities that K3 is broken down by, with their bins."""
 
@@ -27,14 +27,15 @@ BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
 
 
 class PairTables:
-    """Sums over tokens for a pair of policies, one sorted row per group and bucket. Default: one group, all buckets."""
+    """Tokens and K3 by log ratio for a pair of policies. A row belongs to one group of sequences and one bucket."""
 
     def __init__(self, cells: Ints | None = None, buckets: Ints | None = None) -> None:
         cells = np.zeros(BUCKETS, np.int64) if cells is None else cells
-        self.numbers, self.cells = np.unique(cells, return_inverse=True)  # cell numbers, and the index of each row
+        # group numbers, and the index of each row's group
+        self.numbers, self.cells = np.unique(cells, return_inverse=True)
         self.buckets = np.arange(BUCKETS) if buckets is None else buckets
         self.tokens = np.zeros((len(cells), MAGNITUDE_BINS), np.int32)  # by row and magnitude of the log ratio
-        self.sums = np.zeros((len(self.numbers), SIGNED_BINS, 2))  # tokens and their K3, by cell and signed bin
+        self.sums = np.zeros((len(self.numbers), SIGNED_BINS, 2))  # tokens and their K3, by group and signed bin
 
 
 @dataclass
@@ -56,7 +57,7 @@ class RunTables:
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """The table rows of each sequence."""
+    """The rows of tables to which the tokens of each sequence are added."""
 
     rows: Ints  # row of the pair's tables [S]
     buckets: Ints  # bucket of the sequence's cluster [S], which is the row of the run's tables
@@ -76,7 +77,7 @@ class Kernel:
         return Ratios(policy, reference, segments)
 
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
-        """Yield the index of the first sequence, and a block of a suitable size."""
+        """Yield blocks of a suitable size, each with the index of its first sequence."""
         return batch.blocks()
 
     def reduce_tokens(
@@ -88,7 +89,7 @@ class Kernel:
         pair: PairTables,
         run: RunTables | None = None,  # sums of the mismatch in the run. None for other pairs.
     ) -> tuple[Float64s, Float64s]:
-        """Return TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block, and add its tokens to the tables."""
+        """Return the TOKEN_SUMS and TOKEN_MAXIMA of each sequence, and add the tokens to the tables."""
         spread, signed, k3 = ratios.segments.spread, bins.signed_bin(ratios.log_ratio), ratios.k3
         rows, cells = spread(places.rows), spread(pair.cells[places.rows])
         self.add_by_bin(pair.tokens.reshape(-1, 1), rows * MAGNITUDE_BINS + bins.magnitude_bin(signed))
@@ -111,7 +112,7 @@ class Kernel:
         return _sum_tokens(ratios, at)
 
     def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
-        """Add 1 and the columns of each token [T] to the rows `where` [T] of a table [N, 1 + columns]."""
+        """Add each token to the row `where` of a table: 1 to the first column, and its values to the other columns."""
         for sums, values in zip(table.T, (None, *columns), strict=True):
             if len(sums) < len(where):
                 sums += np.bincount(where, values, len(sums))
@@ -119,7 +120,7 @@ class Kernel:
                 np.add.at(sums, where, 1 if values is None else values)
 
     def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-        """Return the indices [N] of tokens of some sequences with a log ratio <= `low` or >= `high`, in order."""
+        """Return the indices of the tokens in `sequences` whose log ratio is <= `low` or >= `high`, in order."""
         tokens = ratios.segments.token_indices(sequences)
         x = ratios.log_ratio[tokens]
         return tokens[(x <= low) | (x >= high)]

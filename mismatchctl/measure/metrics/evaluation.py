@@ -1,4 +1,4 @@
-"""Close groups (training steps): normalize weights, and evaluate metrics with standard errors and intervals."""
+"""Compute the metrics of complete training steps: normalize weights, and evaluate formulas with standard errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_g
 
 @dataclass(frozen=True)
 class ScopeFactors:
-    """Divisors of the weights in each micro-batch of a group."""
+    """Numbers by which the weights of a step are divided, one per micro-batch."""
 
     scopes: Hashes  # hash of each micro-batch [M], ascending
     factors: Float64s  # by correction, or along a grid [M, ...]
@@ -70,7 +70,7 @@ class ScopeFactors:
 
 
 def normalization_factors(rule: Weight, columns: Mapping[str, Float64s], scopes: Hashes) -> ScopeFactors:
-    """Return the divisor of the weights in each micro-batch, from the columns of a group's rows [R, ...]."""
+    """Compute the divisor of the weights in each micro-batch from the sums of a step. Each row belongs to a scope."""
     names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
     excess, number = (columns[name] for name in names)
     if counts_empty(rule):  # empty sequences count with weight 0
@@ -90,7 +90,7 @@ def counts_empty(rule: Weight | None) -> bool:
 
 
 def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
-    """Return the divisor of each correction in each micro-batch of a group, 1 without normalization."""
+    """Return the divisor of each correction's weights per micro-batch of a step. Without normalization, it is 1."""
     scopes = np.unique(table.scopes)
     factors = np.ones((len(scopes), len(plan.corrections)))
     for index, correction in enumerate(plan.corrections):
@@ -102,7 +102,7 @@ def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
 
 
 def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSums:
-    """Normalize a part of a group, merge its rows to one row per cluster, and add the columns of `closed_axis`."""
+    """Normalize the weights in the sums of a step or a part of it, merge rows per cluster, and count clusters."""
     table, width, corrections = cell.table, len(plan.sums), len(plan.corrections)
     sums = np.zeros((width + 2 * corrections + 1, len(table))).T
     sums[:, :width], maxima = table.sums, table.maxima.copy(order="K")
@@ -119,7 +119,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
         for name in ("weight", "-weight"):
             maxima[:, plan.maxima.position(index, name)] /= factor
     made = ClusterTable(table.clusters, table.scopes, sums, maxima, table.is_folded).merge_scopes()
-    if not table.is_folded:  # the count of folded clusters would be wrong
+    if not table.is_folded:  # counts of merged clusters would be wrong
         counted = (made.sums[:, tokens] > 0).astype(np.float64)
         made.sums[:, width + corrections] = counted
         for index in range(corrections):
@@ -129,7 +129,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
 
 
 def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
-    """Merge groups in the given order. Clusters of different groups stay separate."""
+    """Merge the sums of several steps in the given order. Clusters of different steps stay separate."""
     tables = [cell.table for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell.pairs)
     pairs = {name: PairSums.combine([cell.pairs[name] for cell in cells if name in cell.pairs]) for name in names}
@@ -137,7 +137,7 @@ def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
 
 
 def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
-    """Return the columns of a correction that change if its weights are divided by a factor."""
+    """Return the new values of the columns that change when a correction's weights are divided by `factor`."""
     shift, found = 1 - factor, {}  # w/F - 1 = (w - 1 + shift) / F
     for name, count in _EXCESS_COUNTS.items():
         found[name] = (columns[name] + columns[count] * shift) / factor
@@ -153,7 +153,7 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
-    """Return the columns of a final table: sums, and counts of clusters with a token and of empty clusters."""
+    """Return the columns of a complete step: its sums, and numbers of clusters and of clusters without kept tokens."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
@@ -187,7 +187,7 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
 
 
 def _describe_substitution(pair: Pair) -> str:
-    """Say which side of the mismatch each policy of a pair replaces in the definitions."""
+    """Describe how a pair differs from the mismatch: "current instead of train"."""
     sides = ((pair.policy, "train"), (pair.reference, "rollout"))
     return " and ".join(f"{policy} instead of {side}" for policy, side in sides if policy != side)
 
@@ -198,7 +198,7 @@ def other_metrics() -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class EstimateRow:
-    """Estimates of all metrics in several groups, and of each correction."""
+    """The metrics of several steps: metrics of the dump, and metrics of each correction."""
 
     metrics: Estimates
     corrections: list[Estimates]
@@ -216,7 +216,7 @@ def _join_estimates(parts: Sequence[Estimates]) -> Estimates:
 
 
 class _GroupSums:
-    """Sums of several groups, by cluster and in total."""
+    """Sums of several steps: rows per cluster, and totals per step."""
 
     def __init__(self, groups: Sequence[CellSums]) -> None:
         sizes = np.array([len(group.table) for group in groups])
@@ -230,11 +230,11 @@ class _GroupSums:
 
 
 _Section = tuple[tuple[Metric, ...], Collection[str]]
-"""The metrics of a section, and the keys of metrics without standard errors."""
+"""(metrics of a section, keys of its metrics without standard errors)."""
 
 
 class Evaluator:
-    """Evaluates each metric of a plan. Each formula is evaluated once for all groups."""
+    """Evaluates the metrics of a plan. Each formula is evaluated once for all steps together."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         self.plan = plan
@@ -255,7 +255,7 @@ class Evaluator:
             yield index, (own, {key for key in keys if key not in METRICS_WITH_GROUP_ERRORS})
 
     def evaluate(self, groups: Sequence[CellSums], excluded: frozenset[str] | None = None) -> EstimateRow:
-        """Evaluate closed groups. A prompt is one cluster over all steps."""
+        """Evaluate all metrics of complete steps, except those in `excluded`."""
         cells = _GroupSums([group.merge_scopes() if self.plan.by_prompt else group for group in groups])
         done = {owner: self._section(owner, section, cells) for owner, section in self._sections(excluded)}
         metrics = _add_z(done[MISMATCH_NAME])
@@ -321,7 +321,7 @@ class Evaluator:
 
 
 def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict[str, list[NDArray[Any]]]:
-    """Return values [G], intervals [G, 2] and coverage [G] of the quantiles of a section."""
+    """Return the value, the interval and the coverage of each quantile of a section, for all steps."""
     quantiles = {metric.key: metric.quantile for metric in section[0] if metric.quantile is not None}
     sure, found = any(key not in section[1] for key in quantiles), []
     for own in tails:
@@ -335,7 +335,7 @@ def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict
 
 
 class ColumnReader:
-    """A mapping of columns by name. It records which columns are read, and can add an imaginary part to a column."""
+    """Reads columns by name, and records the names. An imaginary part is added to the column `moved`."""
 
     def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
         self._read, self._moved = read, moved
@@ -348,7 +348,7 @@ class ColumnReader:
 
 
 def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], shape: tuple[int, ...]) -> Float64s:
-    """Evaluate a metric from sums and maxima. Return NaN if the metric needs other data."""
+    """Evaluate a metric from sums and maxima. If the metric needs a histogram, return NaN."""
     value: Any = np.nan
     if metric.formula is not None:
         value = metric.formula(totals)
@@ -358,7 +358,7 @@ def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], s
 
 
 def formula_slopes(metric: Metric, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each column that a formula reads, with the derivative of the metric."""
+    """Yield (column, derivative of the metric with respect to the column) for each column that the formula reads."""
     assert metric.formula is not None
     reader = ColumnReader(read)
     metric.formula(reader)
@@ -389,7 +389,7 @@ METRICS_NOT_BY_STEP = (
     | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
     | _SPREAD_KEYS - {"beyond_2", "parity_tokens"}
 )
-"""Metrics that are not kept per step, because there may be a thousand steps: REPEATED_METRICS and further metrics."""
+"""REPEATED_METRICS and other metrics that are not kept per step, because there may be a thousand steps."""
 OTHER_PAIR_METRICS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD_KEYS
 """Metrics of pairs other than the mismatch, and of the spread of ratios."""
 METRICS_WITH_GROUP_ERRORS = frozenset(
@@ -399,7 +399,7 @@ OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for ke
 
 
 NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
-"""(run, step, micro-batch hash, normalization factor of each correction)."""
+"""(run, step, micro-batch hash, divisor of each correction's weights)."""
 
 
 CellT = TypeVar("CellT")
@@ -407,16 +407,16 @@ GroupCells = dict[tuple[LabelValue, ...], CellT]
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Merges the sums of groups in input order. Metrics replace the sums of complete groups to limit memory."""
+    """Merges the sums of steps in input order. To limit memory, complete steps are replaced by their metrics."""
 
-    # approximate number of sums that are closed together, so that formulas are evaluated together
+    # Complete steps are evaluated together when they have about this number of sums.
     closing_size: ClassVar[int] = 1 << 22
 
     def __init__(
         self,
         by: Sequence[str],
-        size: Callable[[CellT], int],  # approximate number of stored values of a part of a group
-        merge: Callable[[CellT, CellT], CellT],  # merges two such parts
+        size: Callable[[CellT], int],  # approximate number of values in sums
+        merge: Callable[[CellT, CellT], CellT],  # adds two sums
     ) -> None:
         self._by, self._size, self._merge_cells = by, size, merge
         self._known_values: dict[tuple[str, str], set[LabelValue]] = {}
@@ -426,10 +426,10 @@ class GroupMerger(ABC, Generic[CellT]):
 
     @abstractmethod
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellT]]) -> None:
-        """Compute the final sums of a run's complete groups, ordered by the text of their labels."""
+        """Compute the final sums of complete steps. `groups` are the sums of each step by `--by` values."""
 
     def merge(self, run: str, step: LabelValue, values: tuple[LabelValue, ...], cell: CellT) -> None:
-        """Add sums to a group. A complete group becomes open again."""
+        """Add sums to a step. If the step was complete, it becomes incomplete again."""
         key = run, step
         if key not in self._open:
             self._open[key] = self._complete.pop(key, {})
@@ -443,7 +443,7 @@ class GroupMerger(ABC, Generic[CellT]):
             check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Compute the final sums of groups that cannot grow, if there are enough such groups."""
+        """Mark steps that cannot grow as complete. If there are enough complete steps, compute their final sums."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)
@@ -470,14 +470,15 @@ class GroupMerger(ABC, Generic[CellT]):
 
 @dataclass
 class RunTotals:
-    """Final sums of each group of a run, and of all groups together."""
+    """Final sums and metrics of a run: per step, and of all steps together."""
 
-    steps: list[LabelValue] = field(default_factory=list)  # the groups, in the order in which they were closed
-    groups: list[EstimateRow] = field(default_factory=list)  # their estimates, in the same order, in parts
-    # closed sums over groups of the run (column ""), and of each value of a `--by` column
+    steps: list[LabelValue] = field(default_factory=list)  # steps in the order in which they were evaluated
+    groups: list[EstimateRow] = field(default_factory=list)  # metrics of the steps in the same order, in parts
+    # final sums over all steps (column ""), and over the rows with each value of a `--by` column
     closed: dict[tuple[str, LabelValue], CellSums] = field(default_factory=dict)
     sums: RunSums = field(default_factory=RunSums)  # breakdowns and worst rows of the run
-    prompts: dict[tuple[str, LabelValue], PromptCounter] = field(default_factory=dict)  # prompts with the same keys
+    # counted prompts, by the same keys
+    prompts: dict[tuple[str, LabelValue], PromptCounter] = field(default_factory=dict)
 
     @property
     def overall(self) -> CellSums:
@@ -485,7 +486,7 @@ class RunTotals:
 
 
 class Accumulator(GroupMerger[CellSums]):
-    """Adds up the sums of a dump in input order. It computes the metrics of a step as soon as the step is complete."""
+    """Adds up the sums of a dump in input order. When a step is complete, its metrics are computed."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         super().__init__(plan.by, lambda cell: cell.size, lambda cell, more: (cell + more).fold(GROUP_CAP))
@@ -521,7 +522,7 @@ class Accumulator(GroupMerger[CellSums]):
             self._extend(totals, name, [cell for cell, _ in parts], np.array([salt for _, salt in parts]))
 
     def _extend(self, totals: RunTotals, key: tuple[str, LabelValue], cells: list[CellSums], salts: Hashes) -> None:
-        """Add groups to the sums of a run as separate rows. If there are too many rows, clusters are merged."""
+        """Add the sums of steps to the sums of a run. If there are too many rows, clusters are merged."""
         plan, cap = self.plan, self.plan.max_clusters
         if plan.by_prompt:
             prompts = totals.prompts.setdefault(key, PromptCounter())
@@ -534,7 +535,7 @@ class Accumulator(GroupMerger[CellSums]):
         totals.closed[key] = merged.fold_across_scopes(cap, plan.by_prompt) if too_large else merged
 
     def _count_prompts(self, cell: CellSums, prompts: PromptCounter) -> CellSums:
-        """Replace the number of clusters in a step by the number of prompts that were not in earlier steps."""
+        """Replace the number of clusters in a step by the number of its prompts that were not in earlier steps."""
         names, table = self.evaluator.columns, cell.table
         first = names.position(MISMATCH_NAME, "clusters")
         rest = [names.position(index, "empty_cluster") for index, _ in enumerate(self.plan.corrections)]

@@ -1,4 +1,4 @@
-"""The definition of a metric: quantity, formula, interval, aggregation, and tail statistics."""
+"""What defines a metric, and the computation of intervals, quantiles and tail statistics."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.io.yaml import read_data
 from mismatchctl.measure.sums import TAIL_VALUES, PairSums
 
-_FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25  # minimum effective number of clusters, and its share of all clusters
-_MEAN_SQUARE_ERROR = 0.1  # squared relative error of the mean square of log-normal weights
+# limits of the effective number of clusters: absolute, and as a share of all clusters
+_FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25
+_MEAN_SQUARE_ERROR = 0.1  # limit of the squared relative error of a mean square of log-normal weights
 
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """A scale on which the interval of a metric is symmetric."""
+    """A scale on which the interval of a metric is symmetric, such as a logarithm."""
 
     transform: Callable[[Any], Any]  # transforms a value to the scale
     slope: Callable[[Any], Any]  # derivative of `transform`
     inverse: Callable[[Any], Any]  # inverse of `transform`
-    ess: Callable[[Any], Any] | None = None  # for weight metrics, the effective share of weights at a value
+    ess: Callable[[Any], Any] | None = None  # for metrics of weights: computes the ESS (as a share) from the metric
     covers: float = 0.9  # observed coverage of `heavy_tail` intervals, on dumps that were not used to build the rule
 
 
@@ -62,7 +63,7 @@ _SCALES = {"": None, "log": LOG_SCALE, "ess": ESS_SCALE, "chi2": CHI2_SCALE}
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed intervals [G]."""
+    """Return the intervals [G, 2] of values, and their coverage [G], which is NaN unless the tail is heavy."""
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
         width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
@@ -76,7 +77,7 @@ def compute_intervals(
 
 
 def t_quantile(normal: float, degrees: Any) -> Any:
-    """Return the quantile of Student's t for the normal quantile `normal` (Cornish and Fisher 1937)."""
+    """Return the quantile of Student's t that has the same probability as `normal` (Cornish and Fisher 1937)."""
     cube, fifth = normal**3, normal**5
     with np.errstate(divide="ignore"):
         inverse = 1 / np.maximum(degrees, 0.0)
@@ -89,7 +90,7 @@ def t_quantile(normal: float, degrees: Any) -> Any:
 
 
 def normal_z(t: float, degrees: float) -> float:
-    """Return the z of a normal distribution with the same p-value as this Student's t (Wallace 1959)."""
+    """Convert a t statistic to the z of a normal distribution with the same p-value (Wallace 1959)."""
     if degrees <= 0:
         return 0.0
     z = math.sqrt(degrees * math.log1p(t * t / degrees)) * (8 * degrees + 1) / (8 * degrees + 3)
@@ -104,7 +105,7 @@ BOUNDED_WEIGHTS, FINAL_WEIGHTS = "weights after their bound", "final weights"
 
 
 class Quantity(str, Enum):
-    """A quantity of a token or sequence. x is the log ratio of the pair of policies."""
+    """What a metric measures for each token or sequence. x is the log ratio of two policies."""
 
     K1 = "-x"
     K3 = "exp(x) - 1 - x"
@@ -132,7 +133,7 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """The definition of a metric in parts, so that the definitions of two metrics can be compared."""
+    """The definition of a metric in four fields, so that two definitions can be compared field by field."""
 
     quantity: Quantity  # what is measured
     over: str = VALID_TOKENS  # the tokens or sequences
@@ -140,7 +141,7 @@ class Measure:
     basis: str = "train/rollout"  # a pair of policies, or weights at a stage
 
     def is_like(self, other: Measure) -> bool:
-        """Return True for the same statistic (mean, max, ...) of the same quantity and policies."""
+        """Return True if the quantity, the policies and the statistic (mean, max, ...) are the same."""
         policies = self.basis == other.basis or "/" not in self.basis + other.basis
         return policies and self.quantity is other.quantity and self._statistic == other._statistic
 
@@ -162,7 +163,7 @@ np.sqrt, np.exp and np.where, but never `if`."""
 
 
 class Totals(Protocol):
-    """Sums of columns by name. A name with the prefix of the pair or correction takes precedence."""
+    """Sums of columns by name. A pair's or a correction's own column takes precedence over the mismatch's column."""
 
     def __getitem__(self, name: str) -> Number: ...
 
@@ -171,7 +172,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Return "ok" for a finite value, else the reason. `empty` is true if there is no token."""
+    """Return "ok" for a finite value, else the reason. `empty` is True if no token was measured."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -181,7 +182,7 @@ def value_status(value: float, undefined: str, *, empty: bool) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric in several groups: values, uncertainty, and the reason for an undefined value."""
+    """Values of one metric in several groups of sequences, with standard errors and intervals."""
 
     value: Float64s  # [G], not finite if undefined
     undefined: str  # reason for an undefined value
@@ -221,7 +222,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MetricTails:
-    """Data of a metric in addition to sums: extremes by name, and histograms."""
+    """Extremes and histograms, for metrics that need more than sums."""
 
     maxima: Mapping[str, float]
     pair: PairSums | None
@@ -229,7 +230,7 @@ class MetricTails:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of mismatchctl. The value comes from one of `formula`, `extreme`, `quantile` and `tail`."""
+    """One metric of mismatchctl. One of `formula`, `extreme`, `quantile` and `tail` computes its value."""
 
     key: str  # stable name in JSON, tables and options
     title: str  # short label
@@ -259,7 +260,7 @@ Tail = Callable[[Totals, MetricTails], float]
 
 
 def read_formula(text: str) -> Formula:
-    """Return the formula `A / B` (a sum over a sum) or `A` of columns by name."""
+    """Return the formula for `A / B` (sum of column A divided by sum of column B) or for `A`."""
     column, _, number = text.partition(" / ")
     return (lambda t: t[column] / t[number]) if number else lambda t: t[column]
 
@@ -282,7 +283,7 @@ def read_metrics(
     extremes: Mapping[str, Extreme] | None = None,
     tails: Mapping[str, Tail] | None = None,
 ) -> tuple[Metric, ...]:
-    """Read a table of metrics.yaml, with the functions of metrics whose formula is not a ratio of columns, by key."""
+    """Read a table of metrics.yaml. The arguments contain functions for the metrics that need more than `A / B`."""
     rows = dict(_read_tables()[table])
     defaults, metrics = {"undefined": NO_TOKEN} | rows.pop("defaults", {}), []
     for key, row in rows.items():
@@ -300,12 +301,12 @@ def read_metrics(
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
 """Observed coverage of `heavy_tail` intervals of quantiles: usual, and with few tail tokens (docs/methods/gate.md)."""
-_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tokens above a quantile, it is inaccurate or unknown
+_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tokens above a quantile, the quantile is inaccurate, or unknown
 _ROUNDING = 1e-9  # relative rounding of token counts
 
 
 class Quantile(NamedTuple):
-    """A quantile, its interval, and the coverage of the interval if the tail is heavy. NaN if unknown."""
+    """A quantile, its interval, and the interval's coverage (NaN unless the tail is heavy)."""
 
     value: float
     interval: tuple[float, float]
@@ -326,7 +327,7 @@ def _bin_middles() -> Float64s:
 def compute_quantiles(
     pair: PairSums, shares: Sequence[float], largest: float, *, with_intervals: bool = True
 ) -> list[Quantile]:
-    """Return quantiles of |log ratio| over tokens, with an error up to 0.8% and intervals over clusters."""
+    """Compute quantiles of |log ratio| over tokens, and their intervals. Binning changes a quantile by up to 0.8%."""
     if with_intervals:
         filled, counts = pair.histogram.by_bucket()
     else:
@@ -353,7 +354,7 @@ def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
 
 
 def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the intervals of tail quantiles [shares, 2] and their coverage, from counts [buckets, bins]."""
+    """Return the interval of the share of tokens above each quantile, and its coverage, from counts [buckets, bins]."""
     sizes = counts.sum(axis=1)
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
     above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])
@@ -366,13 +367,13 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
     ends, covers = compute_intervals(
         ODDS_SCALE, tails, np.sqrt(squares * clusters / (clusters - 1)), effective, clusters
     )
-    ends = np.where(np.isfinite(ends), ends, tails[:, None])  # all buckets agree
+    ends = np.where(np.isfinite(ends), ends, tails[:, None])  # NaN if all buckets agree
     few = np.isfinite(covers) | (total * tails < _FEW_TAIL_TOKENS)
     return ends, np.select([total * tails < _NO_TAIL_TOKENS, few], [LOWEST_COVERAGE, COVERAGE], np.nan)
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Return the share of K3 of the tokens with the largest K3, or NaN if K3 is 0 or overflows."""
+    """Return the share of K3 that the tokens with the largest K3 have. `tokens` is the share of these tokens."""
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:
@@ -387,17 +388,17 @@ def worst_share(pair: PairSums, tokens: float) -> float:
 
 
 def tail_length(count: int) -> int:
-    """Return the number of ratios in the tail: min(0.2 S, 3 sqrt S), limited to the stored values."""
+    """Return how many of S = `count` ratios are the tail: min(0.2 S, 3 sqrt S), and fewer than TAIL_VALUES."""
     return min(math.ceil(min(count / 5, 3 * math.sqrt(count))), TAIL_VALUES - 1)
 
 
 def khat_limit(count: int) -> float:
-    """Return the largest k-hat of a reliable mean of S = `count` ratios: min(1 - 1/log10 S, 0.7)."""
+    """Return the k-hat up to which a mean of S = `count` ratios is reliable: min(1 - 1/log10 S, 0.7)."""
     return min(1 - 1 / math.log10(count), 0.7) if count > 1 else math.nan
 
 
 def khat(largest_log_ratios: Float64s, count: int) -> float:
-    """Fit a generalized Pareto distribution to the largest ratios (Zhang and Stephens 2009, PSIS)."""
+    """Return the shape of a generalized Pareto distribution, fitted to the largest ratios (Zhang and Stephens 2009)."""
     length = tail_length(count)
     if len(largest_log_ratios) <= length or length < 5:
         return math.nan
@@ -411,7 +412,7 @@ def khat(largest_log_ratios: Float64s, count: int) -> float:
 
 
 def _generalized_pareto_shape(excess: Float64s) -> float:
-    """Estimate the shape of a generalized Pareto distribution from ascending excesses, with the prior of PSIS."""
+    """Estimate the shape of a generalized Pareto distribution with the prior of PSIS. `excess` must be ascending."""
     n = len(excess)
     m = 30 + int(math.sqrt(n))
     grid = 1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5))

@@ -1,4 +1,4 @@
-"""The metrics of the mismatch, of corrections and of optional data: tables of metrics.yaml, sums and formulas."""
+"""The metrics of the mismatch, of corrections and of optional columns. Their texts are in metrics.yaml."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from mismatchctl.measure.metrics.metric import (
 )
 
 WORST_TOKENS = 0.001
-_ROUNDING = 1e-13  # a smaller variance, relative to the mean square, is rounding
+_ROUNDING = 1e-13  # a variance that is smaller, relative to the mean square, is a rounding error
 
 
 def chi2(excess: str, number: str) -> Formula:
-    """Return the formula of the mean of w^2 - 1 from sums of w - 1, which keeps the digits of ratios near 1."""
+    """Return the formula of the mean of w^2 - 1. It uses sums of w - 1, because sums of w near 1 would lose digits."""
     return lambda t: (t[f"squared_{excess}"] + 2 * t[excess]) / t[number]
 
 
 def std(column: str) -> Formula:
-    """Return the formula of the standard deviation over tokens, from sums of a column and its squares."""
+    """Return the formula of a column's standard deviation over tokens."""
 
     def value(t: Totals) -> Number:
         variance = _variance(t[f"squared_{column}"] / t["tokens"], t[column] / t["tokens"])
@@ -51,13 +51,13 @@ def std(column: str) -> Formula:
 
 
 def _variance(square: Number, mean: Number) -> Number:
-    """Return mean square minus squared mean, or exactly 0 if only rounding remains."""
+    """Compute the variance from the mean square and the mean. A variance that is only rounding error becomes 0."""
     variance = square - mean * mean
     return np.where(np.real(variance) < _ROUNDING * np.real(square), variance * 0.0, variance)
 
 
 def nonzero_variance(square: Number, mean: Number) -> Number:
-    """Return a variance that is used as a denominator, with NaN instead of 0."""
+    """Compute a variance to divide by, which is NaN instead of 0."""
     variance = _variance(square, mean)
     return np.where(np.real(variance) == 0, np.nan, variance)
 
@@ -126,13 +126,11 @@ BASE_METRICS = read_metrics("counts", {"prompts": lambda t: np.where(t["clusters
     | _tail_formulas("sequences", "sequence")
     | {"k3_worst_share": lambda _, tails: np.nan if tails.pair is None else worst_share(tails.pair, WORST_TOKENS)},
 )
-"""Metrics of one pair of policies, such as train against rollout or current against train, and `ratio_mean_z`, which is
-computed from the estimate of `ratio_mean` instead of sums.
-"""
+"""Metrics of one pair of policies. RATIO_Z is computed from the estimate of `ratio_mean` instead of sums."""
 MISMATCH_METRICS: tuple[Metric, ...] = (*BASE_METRICS, *PAIR_METRICS, RATIO_Z)
 
 _SMALLEST_WEIGHT = 1e-13  # a smaller mean weight, computed as 1 + (w - 1), has fewer than three correct digits
-_NO_BIAS = 1e-15  # relative to the raw mean or 1: a smaller difference is rounding
+_NO_BIAS = 1e-15  # a difference that is smaller, relative to the raw mean or to 1, is a rounding error
 
 
 def _ess_token(t: Totals) -> Number:
@@ -142,7 +140,7 @@ def _ess_token(t: Totals) -> Number:
 
 
 def _reliable_sum(weight: Number, count: Number) -> Number:
-    """Return a sum of weights, computed from w - 1. If the mean is below the rounding error, return NaN."""
+    """Return a sum of weights, or NaN if the mean weight is so small that it is mostly rounding error."""
     return np.where(np.real(weight) < _SMALLEST_WEIGHT * np.real(count), np.nan, weight)
 
 
@@ -168,7 +166,7 @@ _COMMON_METRICS = read_metrics(
     },
 )
 COST_METRICS = read_metrics("cost", {"weight_bias": _weight_bias, "weight_chi2": chi2("weight_excess", "tokens")})
-"""Metrics of the cost and effect of bounds, for sweeps. Means and deviations in a Result determine these metrics."""
+"""Metrics of the cost and the effect of bounds, for sweeps."""
 _VETO_METRICS, _COMPARISON_METRICS = read_metrics("veto"), read_metrics("outcomes")
 _LOSS_METRICS = read_metrics(
     "loss",
@@ -217,7 +215,7 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
 
 ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
 OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
-"""Columns that the rollout is compared with: the trainer's, or else those of a scorer with the same weights."""
+"""The rollout's distributions are compared with the first of these columns that a dump contains."""
 DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
 MIN_REST = 1e-6
 """Minimum probability of the remaining tokens, because a sum of float32 probabilities is only this precise."""
@@ -228,7 +226,7 @@ MAX_ROUNDED_LOG_PROB = 1e-3
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens with two distributions and sum their divergences, per sequence [S]."""
+    """Return per sequence: the number of tokens with distributions of both sides, and sums of their divergences."""
     rollout, train = block.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(block.extra_columns)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
@@ -241,12 +239,12 @@ def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the log-probs that the other side gives to the rollout's most likely tokens."""
+    """Return the log-probs with which the rollout's top-k log-probs are compared, or None."""
     return next((tokens[name] for name in OTHER_TOP_COLUMNS if name in tokens), None)
 
 
 def compare_distributions(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:
-    """Compute divergences [T] of rollout and trainer from the log-probs of k tokens [T, k]."""
+    """Compute the divergence of rollout and trainer at each token, from the log-probs of k tokens [T, k]."""
     a, b = (np.clip(side.astype(np.float64), MIN_TOP_LOG_PROB, MAX_ROUNDED_LOG_PROB) for side in (rollout, train))
     p, q = np.where(rollout == -np.inf, 0.0, np.exp(a)), np.exp(b)
     mass_p, mass_q = p.sum(axis=1), q.sum(axis=1)
@@ -267,7 +265,7 @@ SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens with ratios near 1 and far from 1, flag a mean ratio near 1, and return length^1.5, per sequence."""
+    """Return per sequence: tokens with a ratio near 1, flag of a mean near 1, length^1.5, tokens far from 1."""
     lengths = block.segments.lengths.astype(np.float64)
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
@@ -280,7 +278,7 @@ VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
 def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the age of tokens. Count tokens with a known age, tokens with a positive age and sequences with versions."""
+    """Return per sequence: sum of token ages, number of known ages, number of positive ages, two version flags."""
     segments = Segments(block.segments.offsets)  # versions stay on the host
     unknown = np.full(len(block), np.nan)
 
@@ -316,7 +314,7 @@ KL_NAMES = (
 
 
 def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Estimate the KL of the current policy (or else the trainer's recomputation) to the reference policy."""
+    """Estimate the KL to the reference policy per sequence, for current log-probs if they exist, else for train."""
     policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
     known = np.zeros(len(block)) if reference is None else block.has_log_probs("ref").astype(np.float64)
     lengths = block.segments.lengths * known
@@ -335,7 +333,7 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
-    """Compute `kl_estimate` in float64. The kind low_var is multiplied by the importance weight and then clipped."""
+    """Compute `kl_estimate` in float64, multiply it by `importance`, and clip the result for low_var."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)
@@ -344,7 +342,7 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Possible numbers of experts per layer. The largest number without a repeated expert in a layer is used."""
+"""Possible numbers of experts per layer. The largest number is used with which no layer repeats an expert."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",
@@ -355,7 +353,7 @@ ROUTING_NAMES = (
 
 
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens whose sets of experts differ in a layer, and sum K3, for each possible number of experts."""
+    """Count tokens with different experts in any layer, and sum K3 over them, for each of the LAYER_WIDTHS."""
     rollout, train = (block.extra_columns.get(f"{side}_experts") for side in ("rollout", "train"))
     lost = rollout is None or train is None or rollout.shape != train.shape
     if rollout is None or train is None or lost:
@@ -380,7 +378,7 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
-    """Return two flags per token [T]: no layer repeats an expert, and rollout and trainer have the same experts."""
+    """Return two flags per token: no layer repeats an expert; rollout and trainer use the same experts."""
     tokens, chosen = rollout.shape
     if chosen % width:
         never = np.zeros(tokens, np.bool_)
@@ -391,12 +389,12 @@ def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> 
 
 
 def _part_share(whole: str, own: str, other: str) -> Formula:
-    """Return the formula of sum(w a) / sum(w^2) for w = a + b, from sums of squares."""
+    """Return the formula of the share of a in w = a + b, sum(w a) / sum(w^2). It needs only sums of squares."""
     return lambda t: (t[whole] + t[own] - t[other]) / (2 * t[whole])
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Formula:
-    """Return the formula of Pearson's correlation of a and b over tokens, from sums of squares."""
+    """Return the formula of the correlation of two log ratios. `whole` is the square of their sum or difference."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
@@ -429,7 +427,7 @@ SPLITS = {
         },
     ),
 }
-"""Metrics by the name of the pair whose columns they use."""
+"""Name of a pair -> metrics that need the pair's columns and split a log ratio into two parts."""
 
 
 _ESTIMATES = {"k1": "x", "k2": "x^2 / 2", "k3": "exp(-x) - 1 + x", "low_var": "exp(-x) - 1 + x"}
@@ -440,7 +438,7 @@ _AGGREGATIONS = (
     ("seq-mean-token-mean", "_seq_mean", "{}_mean / kl_sequences",
      "mean over tokens of a sequence, mean over sequences with a token"),
 )  # fmt: skip
-"""Ways to aggregate a KL per token, with the suffix of the metric, the formula and a description."""
+"""(aggregation of a KL per token, suffix of the metric's key, formula, description)."""
 
 
 def _kl_metrics(kind: str, unbiased: bool) -> Iterator[Metric]:
@@ -467,7 +465,7 @@ KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for
 
 
 def _widest_column(name: str) -> Formula:
-    """Return the formula of a column at the largest number of layers without repeated experts."""
+    """Return the formula of `name@k` for the largest k (experts per layer) that repeats no expert in a layer."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]
@@ -492,7 +490,7 @@ _ROUTING_METRICS = read_metrics(
 
 
 def _largest_k3(maxima: Mapping[str, Any]) -> Any:
-    """Return the largest K3 of a token, which is at an extreme of the log ratio."""
+    """Return the largest K3 of a token. K3 is largest at the smallest or at the largest log ratio."""
     return compute_k3(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
 
 
@@ -531,7 +529,7 @@ SPREAD_METRICS = (
 
 @dataclass(frozen=True)
 class Facet:
-    """Optional metrics that need certain columns."""
+    """Optional metrics, the columns that they need, and the sums that they are computed from."""
 
     section: str  # heading
     needs: frozenset[str]  # required columns of the schema
