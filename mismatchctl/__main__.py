@@ -17,7 +17,7 @@ _COLLECT_AFTER = 300_000
 
 
 class _PandasBlocker:
-    """Makes `import pandas` fail. Commands do not use it, and pyarrow imports it at its first conversion (0.25 s)."""
+    """Makes `import pandas` fail. Commands do not need pandas, but pyarrow would import it, which takes 0.25 s."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name == "pandas" else None  # type: ignore[arg-type]

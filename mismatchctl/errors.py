@@ -93,7 +93,7 @@ def messages_for(reader: str) -> Iterator[None]:
 def option(name: str, value: object = None) -> str:
     """Return an option as the user writes it: `by='worker'` in Python, `--by worker` on the command line.
 
-    Without a value, return only the name. If the value is `int`, the text has `N` in its place.
+    Without a value, return only the name. If the value is the type `int`, write `N` for it.
     """
     if _interface == "python":
         return name if value is None else f"{name}={'N' if value is int else repr(value)}"

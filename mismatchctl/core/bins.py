@@ -37,7 +37,7 @@ def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """Return a lower bound of the `number`-th largest value from the counts by signed bin. -inf if it is negative."""
+    """Return a lower bound of the `number`-th largest value, given the counts by bin. A negative value gives -inf."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
@@ -118,7 +118,7 @@ def new_layer_table(clusters: int) -> Float64s:
 
 
 def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
-    """Return the cell of each token [T]. A cell is a probability bin and a K3 bin, as an index in one cluster."""
+    """Return the index of each token's probability bin and K3 bin within its cluster's part of `new_layer_table`."""
     surprisal = SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))
     reached: Ints = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1, 0, len(K3_CAPS))
     place: Ints = segments.from_host(PROBABILITY_BIN_BY_SURPRISAL)[surprisal]

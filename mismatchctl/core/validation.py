@@ -97,7 +97,7 @@ _POWERS = np.array([float(10**power) for power in range(23)])
 
 
 def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
-    """Round finite values to at most 15 significant digits. Values that numpy may round wrongly become text first."""
+    """Round finite values to at most 15 significant digits. If numpy may round wrongly, text formatting is used."""
     size: NDArray[np.float64] = np.abs(values)
     with np.errstate(all="ignore"):
         power = digits - 1 - np.floor(np.log10(size))

@@ -579,7 +579,6 @@ def _survey_file(file: DumpFile) -> _Survey:
 
 
 def _long_units(file: DumpFile, survey: _Survey) -> Iterator[ReadUnit]:
-    """Yield parts. Each part starts with a sequence, the first of its row group that may begin a part."""
     cuts: list[tuple[int, int]] = []
     edges = np.searchsorted(survey.starts, np.append(0, np.cumsum(file.contents.rows))).tolist()
     for row_group, (begin, end) in enumerate(pairwise(edges)):

@@ -49,7 +49,7 @@ Key = tuple[str | None, ...]
 
 
 class JoinedColumns:
-    """Columns of other files (Parquet or a framework's), which are added to the sequences with the same id."""
+    """Columns of other files, which are added to the sequences with the same id (`convert --join`)."""
 
     def __init__(self, place: Path) -> None:
         """Read the files at `place`. If two columns have the same meaning, the canonical name takes precedence."""

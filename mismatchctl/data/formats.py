@@ -296,7 +296,7 @@ _SAMPLE_ROWS = 256
 
 @dataclass(frozen=True)
 class FileContents(ABC):
-    """Metadata of a file, which are read before the columns. The metadata can be sent to other processes."""
+    """Metadata of a file. It is read before the columns, and it can be sent to other processes."""
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]
@@ -663,7 +663,7 @@ class ParquetContents(FileContents):
         )
 
     def _leaf(self, column: str) -> int | None:
-        """Return the index of a column's first leaf in the footer, which contains its statistics, or None."""
+        """Return the index of a column's first leaf, or None. In Parquet, statistics belong to leaves."""
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path
             if path == column or path.startswith(f"{column}."):
@@ -696,7 +696,7 @@ SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
 
 
 def is_dump_file(path: str, store: Store) -> bool:
-    """Return True if the suffix or the first bytes of a file show a dump. Files of Spark and Ray can lack a suffix."""
+    """Return True if a file has the suffix or the first bytes of a dump. Files of Spark and Ray can lack a suffix."""
     return path.lower().endswith(SUFFIXES) or store.read_start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
 
 

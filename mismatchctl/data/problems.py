@@ -174,7 +174,7 @@ class LengthMismatch:
         return f"in row {one.row:,}, {name} has {one.lengths[name]:,} elements and the other lists have {others:,}"
 
     def pattern(self) -> str:
-        """Describe the relation of the lengths of rollout and train log-probs in all examples, or return ""."""
+        """Describe how the lengths of rollout and train log-probs are related in all examples, or return ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""

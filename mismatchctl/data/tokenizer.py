@@ -21,7 +21,7 @@ _BYTE_LEVEL_IDS = 257
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of each token id. `name` is their source. An unknown id is shown as a number."""
+    """The bytes of each token id. `name` is the source of the bytes. An unknown id is shown as a number."""
 
     name: str
     pieces: Mapping[int, bytes]

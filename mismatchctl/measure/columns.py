@@ -274,7 +274,7 @@ GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
 
 @dataclass(frozen=True)
 class SumColumn(Generic[FactsT]):
-    """A column of the cluster table, which contains a sum or a maximum over sequences."""
+    """A column of the cluster table: a sum or a maximum over sequences."""
 
     name: str  # unique within its pair of policies or correction
     # computes the values [S] of a block from its facts. None for columns that a kernel computes.
@@ -434,7 +434,7 @@ def correction_columns(
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
     all_tokens: bool = False,  # True to evaluate every token, which losses need
 ) -> tuple[Columns, Columns]:
-    """Return the sum columns and the maximum columns of a correction. If no bound is reached, tokens are not read."""
+    """Return sum columns and maximum columns of a correction. Tokens are only read in sequences near a bound."""
     near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)
     reached, few = np.flatnonzero(near), not near.all()
     found = _evaluate_columns(correction, ratios, k3, batch, plain, losses, all_inside=few)

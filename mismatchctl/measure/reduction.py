@@ -106,7 +106,7 @@ class MeasurePlan:
 
     @cached_property
     def sums(self) -> TableAxis:
-        """Return the columns of a cluster table: `sequence_columns` and LAYER_COLUMNS."""
+        """Return the columns of a cluster table: `sequence_columns`, and K3 by rollout probability and cap."""
         names = self.sequence_columns.names
         return TableAxis(
             (

@@ -245,7 +245,7 @@ class PromptCounter:
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add a step. Return 1 for each new prompt, and the change (-1, 0 or 1) of the number of emptied prompts."""
+        """Add a step. Return, for each prompt, by how much it changes the numbers of prompts and of emptied prompts."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))
@@ -277,7 +277,7 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
 
 
 def _is_constant(values: NDArray[Any]) -> bool:
-    """Return True if the check is quick and all values are equal. Otherwise, return False."""
+    """Return True if all values are equal and this is quick to check."""
     if not len(values):
         return True
     if values.dtype == object:
@@ -359,7 +359,7 @@ class LargestValues:
 
 @dataclass(frozen=True)
 class WorstRows:
-    """The WORST_COUNT tokens or sequences with the largest scores. If scores are equal, the first position wins."""
+    """The WORST_COUNT tokens or sequences with the largest scores. If scores are equal, the earlier row comes first."""
 
     score: Float64s = field(default_factory=lambda: np.zeros(0))  # ranking score [N], descending
     # file, row and position [N, 3]

@@ -173,7 +173,6 @@ class _BinnedPoints:
         return None if flags is None or flags.all() else flags.astype(np.float64)
 
     def _kept_tokens(self) -> Arrays:
-        """Sum over the tokens that all token gates keep: 1, K3, and the weights if there is only one weight rule."""
         if not self.on_tokens:
             return {"count": self.length, "k3": self._wide(self.ratios["train/rollout"].k3_sum)}
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
@@ -195,7 +194,6 @@ class _BinnedPoints:
         return made | {name: last.sums(made[name], axis=axis + 1) for name in ("count", "excess") if name in made}
 
     def _note_tokens(self, axis: int, counts: NDArray[Any]) -> None:
-        """Record the tokens and sequences that a token gate rejects, from the number of tokens by bin [S, bins]."""
         gate, thresholds, some = self.family.order[axis], self.on_tokens[axis].thresholds, counts > 0
         rows = self.parts.index * thresholds.bins
         ends = {"low": some.argmax(axis=1), "high": thresholds.bins - 1 - some[:, ::-1].argmax(axis=1)}
@@ -230,7 +228,6 @@ class _BinnedPoints:
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
     def _token_weights(self, weights: Weights) -> Arrays:
-        """Add the columns of token weights for all weight rules, from sums over bins."""
         bounds = self.family.bounds
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess}

@@ -134,7 +134,7 @@ class BlockColumns:
 
 
 def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
-    """Sum flags * columns over the sequences of each part. The grid's axes of flags and columns can differ."""
+    """Sum flags * columns over the sequences of each part."""
     alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
     for name, values in columns.items():
         alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
@@ -254,7 +254,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Remove bins that are not in `bins`, and merge equal intervals. Also return the new indices of both."""
+        """Remove bins that are not in `bins`, and merge equal intervals. Also return new indices (intervals, bins)."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)

@@ -70,7 +70,7 @@ class ScopeFactors:
 
 
 def normalization_factors(rule: Weight, columns: Mapping[str, Float64s], scopes: Hashes) -> ScopeFactors:
-    """Compute the divisor of the weights in each micro-batch from the sums of a step. Each row belongs to a scope."""
+    """Compute the divisor of the weights per micro-batch from sums of a step. `scopes` are the rows' micro-batches."""
     names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
     excess, number = (columns[name] for name in names)
     if counts_empty(rule):  # empty sequences count with weight 0
@@ -187,7 +187,7 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
 
 
 def _describe_substitution(pair: Pair) -> str:
-    """Describe how a pair differs from the mismatch: "current instead of train"."""
+    """Describe how a pair differs from the mismatch, for example "current instead of train"."""
     sides = ((pair.policy, "train"), (pair.reference, "rollout"))
     return " and ".join(f"{policy} instead of {side}" for policy, side in sides if policy != side)
 
@@ -335,7 +335,7 @@ def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict
 
 
 class ColumnReader:
-    """Reads columns by name, and records the names. An imaginary part is added to the column `moved`."""
+    """Reads columns by name, and records the names. To compute a derivative, it adds an imaginary part to `moved`."""
 
     def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
         self._read, self._moved = read, moved

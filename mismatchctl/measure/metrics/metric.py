@@ -63,7 +63,7 @@ _SCALES = {"": None, "log": LOG_SCALE, "ess": ESS_SCALE, "chi2": CHI2_SCALE}
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the intervals [G, 2] of values, and their coverage [G], which is NaN unless the tail is heavy."""
+    """Return the interval of each value, and its coverage. The coverage is NaN unless the tail is heavy."""
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
         width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
@@ -354,7 +354,7 @@ def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
 
 
 def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the interval of the share of tokens above each quantile, and its coverage, from counts [buckets, bins]."""
+    """Return the interval of each share of tokens above a quantile, and its coverage."""
     sizes = counts.sum(axis=1)
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
     above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])

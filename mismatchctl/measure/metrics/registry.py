@@ -226,7 +226,7 @@ MAX_ROUNDED_LOG_PROB = 1e-3
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Return per sequence: the number of tokens with distributions of both sides, and sums of their divergences."""
+    """Count tokens whose top-k log-probs are known on both sides, and sum their divergences, per sequence."""
     rollout, train = block.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(block.extra_columns)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
@@ -265,7 +265,7 @@ SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Return per sequence: tokens with a ratio near 1, flag of a mean near 1, length^1.5, tokens far from 1."""
+    """Count tokens with ratios near 1 and far from 1. Also return a flag of a mean near 1, and length^1.5."""
     lengths = block.segments.lengths.astype(np.float64)
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
@@ -278,7 +278,7 @@ VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
 def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Return per sequence: sum of token ages, number of known ages, number of positive ages, two version flags."""
+    """Sum the ages of a sequence's tokens, count known and positive ages, and flag sequences with several versions."""
     segments = Segments(block.segments.offsets)  # versions stay on the host
     unknown = np.full(len(block), np.nan)
 
@@ -465,7 +465,7 @@ KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for
 
 
 def _widest_column(name: str) -> Formula:
-    """Return the formula of `name@k` for the largest k (experts per layer) that repeats no expert in a layer."""
+    """Return the formula of `name@k`. k is the largest number of experts per layer with which no layer repeats one."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]
