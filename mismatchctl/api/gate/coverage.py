@@ -23,7 +23,7 @@ from mismatchctl.stats.samples import ClusterSample, build_run_sample
 def find_incompatibility(
     target: RuleTarget, run: str, result: Result, baseline_run: str, baseline: Result
 ) -> str | None:
-    """Return the first reason why a metric is not comparable with the baseline, if any."""
+    """Return the first reason why a metric cannot be compared with the baseline, or None if it can be compared."""
     stored = storage_types(baseline, baseline_run)
     for column, dtype in storage_types(result, run).items():
         if dtype != stored[column]:
@@ -47,20 +47,20 @@ class Tolerances:
     """Limits of the gate's checks on the data, which apply to all rules."""
 
     max_skipped: float = 0.01  # share of bad sequences, tokens or files, and of repeated sequences
-    max_missing: float = 0.05  # share of the baseline's steps, prompts or responses that the dump lacks
+    max_missing: float = 0.05  # share of the steps, prompts or responses of the baseline that the dump lacks
     allow_different_model: bool = False
 
 
 _MUCH_SMALLER_SHARE = 0.75
 """A note is added if the dump has less than this share of the baseline's tokens, sequences or steps."""
 _MIN_SMALLER_PROMPTS = 8
-"""Minimum number of shared prompts with fewer tokens. By chance, 8 of 8 prompts have fewer in one of 2^8 dumps."""
+"""Minimum number of prompts with fewer tokens. By chance, all of 8 prompts have fewer tokens in one of 256 dumps."""
 _PAIRED_SHARE = 0.5
-"""The baseline is paired if one dump has at least this share of the other dump's clusters."""
+"""Responses are only checked if at least this share of the smaller dump's clusters is also in the other dump."""
 _WHOLE_FILE = "file"
-"""Reason for skipped files in a Result."""
+"""In a Result, skipped files have this reason."""
 Match = tuple[str, RunResult, "RunResult | None"]
-"""The name of a run, the run, and the baseline's run, if there is one."""
+"""The name of a run, the run, and the matching run of the baseline or None."""
 
 
 def check_coverage(
@@ -135,7 +135,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files. The content of files is estimated from their size."""
+    """Check the shares of skipped sequences, tokens and files. The file size shows how much a skipped file contains."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -166,11 +166,12 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
 
 
 def _list_skipped(result: Result) -> list[tuple[str, int, int]]:
-    """Return run, sequences and tokens of the skipped data. Older Results only count skipped sequences by reason."""
+    """For each file with skipped data, return its run and the numbers of skipped sequences and tokens."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     found = [(file.run, file.skipped, file.skipped_tokens) for file in inputs if file.skipped or file.skipped_tokens]
     if any(sequences for _, sequences, _ in found):
         return found
+    # Results of older versions only contain the number of skipped rows for each reason
     runs = {file.path: file.run for file in inputs}
     reasons = (_WHOLE_FILE, MASKED_TOKENS)
     return found + [(runs.get(item.file, ""), item.count, 0) for item in left_out if item.reason not in reasons]
@@ -191,7 +192,7 @@ def _check_share(run: str, title: str, lost: float, total: float, most: float) -
 
 
 def _check_finite_counts(result: Result) -> Iterator[Check]:
-    """Check that the number of tokens is finite, because a mean over infinitely many tokens would be 0."""
+    """Check that the numbers of tokens and sequences are finite and not negative."""
     for name, run in result.runs.items():
         sample = build_run_sample(run)
         columns = sample.columns.keys() & {"tokens", "sequences", "squared_length"}
@@ -211,7 +212,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check that the dump has each judged value of the baseline, and each judged step if the dumps share a step."""
+    """Check that the dump contains the steps and column values of the baseline that a rule judges."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue
@@ -228,7 +229,7 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
-    """Check the missing shares. A dump from another part of the training has mostly other steps or prompts."""
+    """Check for missing steps and responses, unless the dump is from another part of the training."""
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
         reason = (
@@ -263,7 +264,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
 
 
 def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSample, ClusterSample]:
-    """Return the clusters of both runs, merged in the same way if the baseline's clusters are merged."""
+    """Return the clusters of both runs. If the baseline's clusters are merged, the clusters of `run` are merged too."""
     sample, other = build_run_sample(run), build_run_sample(accepted)
     if accepted.clusters.folded and not run.clusters.folded and len(other) and int(other.keys.max()) < OVERALL_CAP:
         sample = ClusterSample.merge(sample.keys % np.uint64(OVERALL_CAP), sample.names, sample.sums)
@@ -271,7 +272,7 @@ def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSa
 
 
 def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Find prompts with fewer tokens than in the baseline. If few prompts have more tokens, a mask may hide tokens."""
+    """Check whether a mask may hide tokens: many prompts have fewer tokens than in the baseline, and few have more."""
     sample, other = _build_alike_samples(run, accepted)
     _, here, there = np.intersect1d(sample.keys, other.keys, assume_unique=True, return_indices=True)
     alike = count_responses(sample)[here] == count_responses(other)[there]
@@ -373,7 +374,7 @@ def _check_masks(name: str, new: RunContent, old: RunContent | None) -> Iterator
 
 
 def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iterator[Check]:
-    """Check for clipped values, and for columns whose contents do not fit their name."""
+    """Check for clipped values, and for columns with contents that do not fit the column name."""
     if new.clipped > (0.0 if old is None else old.clipped) + _CLIPPED_RISE:
         reason = (
             f"{_percent(new.clipped)} of the tokens have exactly the same extreme value, so the values "
@@ -391,7 +392,7 @@ def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iter
 
 
 def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check whether one column was saved twice. Then far more log-probs are bit-identical than in the baseline."""
+    """Check for a column that was saved twice: far more log-probs are bit-identical than in the baseline."""
     if any(rule.metric == "bitwise_all" and rule.min is not None for rule in rules):
         return
     share, before = _value(run, "bitwise_share"), None if accepted is None else _value(accepted, "bitwise_share")
@@ -429,7 +430,7 @@ def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[
 
 
 def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Check that log-probs have the scale of the baseline. Log-probs in bits or decades have another scale."""
+    """Check that the log-probs are about as large as in the baseline, and not in another unit, such as bits."""
     here, there = (each.content.responses if each.content is not None else "" for each in (run, accepted))
     scale = _SCALE_OF_SAME_TOKENS if here and here == there else _SCALE
     found = []
@@ -468,7 +469,7 @@ def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[C
 
 
 def count_responses(sample: ClusterSample) -> Float64s:
-    """Count the sequences of each cluster, with sequences that have no valid token [N]."""
+    """Count the sequences of each cluster, including sequences without valid tokens [N]."""
     names = (name for name in ("sequences", "empty_sequences") if name in sample.columns)
     return sum((sample.column(name) for name in names), np.zeros(len(sample)))
 
@@ -490,7 +491,7 @@ def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Che
 
 
 def _shares_distance(here: Float64s, there: Float64s) -> float:
-    """Return the share of counts that would have to move to other bins to make two histograms equal."""
+    """Return the distance of two histograms: 0 if the shares of all bins are equal, 1 if no bin is in both."""
     return float(np.abs(here / max(here.sum(), 1.0) - there / max(there.sum(), 1.0)).sum() / 2)
 
 

@@ -1,4 +1,4 @@
-"""Judge every rule at every place as passed, failed or undecided. Read Results, and write baselines."""
+"""Judge a Result by rules: each check is passed, failed or undecided. Read Results, and write baselines."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
 
 
 def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
-    """Return the place of the baseline to compare with: the same value of a column, or the whole run for a step."""
+    """Return the part of the baseline to compare with: the same value of the column, or for a step the whole run."""
     if place.per in ("overall", "step") or place.groups is None:
         return whole
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
@@ -130,14 +130,14 @@ def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
 DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
 """Default and maximum false-failure rate over all checks."""
 BASELINE_MARGIN = 1.25
-"""Factor on the p-values of comparisons. Without it, up to 6.2% of healthy pairs had p-values of at most 5%."""
+"""P-values of comparisons are multiplied by this factor. Without it, up to 6.2% of healthy pairs had p <= 5%."""
 _NOISE_REASON = "beyond the limit, but within noise"
 _NOT_FINITE_REASON = "the value or its limit is not finite"
 _FEW_TOKENS_REASON = (
     "above the limit because of a few tokens. Their effect cannot be judged with this number of sequences"
 )
 _FAR_FACTOR = 3.0
-"""A value above its limit times this factor never passes."""
+"""A value above this multiple of its limit never passes."""
 _DILUTED_REASON = "the prompts of the baseline exceed the limit, but the other prompts of the dump hide this rise"
 _DIFFERENT_TOKENS_REASON = "the dump lacks the tokens of the baseline. Score the same prompts and responses again"
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
@@ -152,20 +152,20 @@ class Baseline:
 
     name: str | None = None
     result: Result | None = None
-    fixed_tokens: bool = False  # dumps must contain the same prompts and responses, scored again
-    accept: bool = False  # the judged Result becomes the next baseline regardless of the verdict
+    fixed_tokens: bool = False  # True if dumps must contain the same prompts and responses, scored again
+    accept: bool = False  # True if the judged Result becomes the next baseline regardless of the verdict
 
 
 @dataclass
 class _Case:
-    """One bound of a rule at one place, with its check and the matching place of the baseline."""
+    """One bound of a rule at one place, with the resulting check."""
 
     rule: Rule
     target: RuleTarget
     bound: float | Allowance
     check: Check
     place: JudgedPlace | None
-    accepted: JudgedPlace | None = None
+    accepted: JudgedPlace | None = None  # part of the baseline to compare with
 
     @property
     def lower(self) -> bool:
@@ -280,7 +280,7 @@ def no_baseline() -> str:
 
 
 def _comparable_run(target: RuleTarget, name: str, result: Result, against: Baseline) -> tuple[JudgedPlace | None, str]:
-    """Return the baseline's run, or the reason why there is no comparable run."""
+    """Return the matching run of the baseline, or None and the reason why no run can be compared."""
     baseline = against.result
     if baseline is None:
         return None, FIRST_BASELINE_REASON if against.accept else no_baseline()
@@ -362,7 +362,7 @@ def _judge_change(case: _Case, sample: ClusterSample, baseline: ClusterSample, l
 
 
 def _is_diluted(case: _Case, sample: ClusterSample, baseline: ClusterSample, level: float) -> bool:
-    """Return True if the shared clusters fail the rule and only new clusters hide the failure."""
+    """Return True if the clusters that are in both dumps fail the rule, and only the new clusters hide this."""
     keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
     if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
         return False
@@ -402,7 +402,7 @@ def _explain_missing_layers(cases: Sequence[_Case]) -> Iterator[str]:
 
 
 def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
-    """Judge a value by its limit and its interval."""
+    """Judge a metric that cannot be resampled: compare its value and interval in the Result with the limit."""
     check, found = case.check, place.recorded(case.target.key, case.target.correction)
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences").value or 0)
@@ -420,7 +420,7 @@ def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(case: _Case) -> tuple[float, float, float] | None:
-    """Return the limit, and its lowest and highest value within the standard error of the baseline."""
+    """Return the limit, and the limits that result from both ends of the baseline's 95% interval."""
     check, bound = case.check, case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound
@@ -544,7 +544,7 @@ def write_baseline(baseline: Result, place: Path) -> Path:
 
 
 def _format_lines(data: Any, indent: str = "") -> Iterator[str]:
-    """Yield JSON with one line per field and per row of a table, so that `git diff` shows what changed."""
+    """Yield JSON with one line per field and per table row, so that `git diff` shows what changed."""
     inner = f"{indent} "
     if isinstance(data, dict) and data:
         for number, key in enumerate(sorted(data)):
@@ -570,7 +570,7 @@ def load_result(
     corrections: Sequence[Correction] = (),
     **options: Unpack[ReadOptions],
 ) -> Result:
-    """Read the Result to judge, or analyze dumps with everything that the rules need."""
+    """Read a Result. If `paths` are dumps, analyze them with the columns and corrections that the rules need."""
     dumps = [source for source in paths if not isinstance(source, Result)]
     saved = [each for each in paths if isinstance(each, Result) or (isinstance(each, str) and is_result(each))]
     if saved:
@@ -616,7 +616,7 @@ def read_baseline(baseline: str | os.PathLike[str] | Result | None, *, fixed_tok
 def plan_sample_sizes(
     result: Result, rules: Sequence[Rule], regression: float, against: Baseline, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
-    """Estimate the number of sequences that is needed to detect a relative rise, for each rule on a rise."""
+    """For each rule with `max` or `increase`, estimate the sample size needed to detect the rise `regression`."""
     _check_level(level)
     found = []
     level /= BASELINE_MARGIN * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
@@ -678,7 +678,7 @@ def _judge_log(rule: Rule, run: LoggedValues, kind: BoundKind) -> Check:
 
 
 def _find_name(metric: str, run: LoggedValues) -> str | None:
-    """Find the logged name that a rule means: an equal name, else a name without its prefix, else an equal quantity."""
+    """Find the logged name of a metric: the same name, or else PREFIX/NAME, or else another name of the quantity."""
     if metric in run.values:
         return metric
     same = [name for name in run.values if name.rpartition("/")[2] == metric]

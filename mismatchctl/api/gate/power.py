@@ -1,4 +1,4 @@
-"""Statistical power of the gate: the smallest change that it detects, and the data that a change needs."""
+"""Statistical power of the gate: the smallest rise that it detects, and the sample size to detect a given rise."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 MIN_CLUSTERS = 5
 """Minimum number of clusters. With fewer clusters, permutation tests are never significant at the usual level."""
 STATED_POWER, TARGET_POWER = 0.8, 0.9
-"""The gate reports changes that it detects with STATED_POWER, but requires an estimate of TARGET_POWER, because the
+"""The gate promises to detect a change with STATED_POWER. The estimated power must reach TARGET_POWER, because the
 estimate is up to 0.1 too high for heavy tails."""
-_MAX_FACTOR = 100.0  # larger changes are not searched
+_MAX_FACTOR = 100.0  # the search stops at this change
 _POWER_DRAWS = 1024
-_MAX_EXACT_CLUSTERS = 64  # clusters per dump. More clusters are merged by hash, which has little effect on means
-_MIN_RESOLVED_LEVEL = 0.01  # smallest level that the draws resolve, also used for smaller levels
-_SEED = 20251122  # fixed, so that equal sums give equal answers
+_MAX_EXACT_CLUSTERS = 64  # if a dump has more clusters, they are merged. This has little effect on means.
+_MIN_RESOLVED_LEVEL = 0.01  # for smaller levels, the number of draws is too small. This level is scaled instead.
+_SEED = 20251122  # fixed, so that equal data gives equal answers
 _POWER_QUANTILE = NormalDist().inv_cdf(STATED_POWER)
 _LOST_INDEX = 3  # index of the statistic "lost" in `k3_statistics`
 
 
 @dataclass(frozen=True)
 class ClusterSizes:
-    """Numbers of clusters in the new dump and in the baseline, and of shared clusters."""
+    """Numbers of clusters: in the new dump, in the baseline, and in both."""
 
     new: int
     old: int
@@ -58,9 +58,9 @@ class ClusterSizes:
 
 
 class _SimulatedGate:
-    """A simulation of the gate's test on random dumps of a given size, with a rise added to the known clusters.
+    """Applies the gate to simulated dumps. Their clusters are drawn from the real dumps, with an added rise.
 
-    Without a baseline, dumps do not share clusters. Shared clusters come first in a sample.
+    Without a baseline, the simulated new dump and the simulated baseline have no common clusters.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class _SimulatedGate:
             for each, place in zip((sample, baseline), places, strict=True):
                 sums = each.sums[:, [each.columns[name] for name in names]]
                 blocks += [_fold_rows(sums[place], fold), _fold_rows(np.delete(sums, place, axis=0), fold)]
-        sums, self._shared = np.concatenate(blocks), len(blocks[0])
+        sums, self._shared = np.concatenate(blocks), len(blocks[0])  # the first rows are the shared clusters
         self._second = 0 if baseline is None else len(blocks[0]) + len(blocks[1])  # first cluster of the baseline
         self._sample = ClusterSample(np.arange(len(sums), dtype=np.uint64), tuple(names), sums)
         self._layers = K3Layers.from_sample(self._sample) if is_layered(metric, lower=False) else None
@@ -93,7 +93,7 @@ class _SimulatedGate:
         return self._sizes.least_p <= self._level and math.isfinite(value) and value > 0 and finite
 
     def detects(self, factor: float) -> bool:
-        """Return True if the gate fails often enough when the metric of each cluster is multiplied by `factor`."""
+        """Multiply the metric of each cluster by `factor`. Return True if the gate fails with TARGET_POWER."""
         values, weights = self._plant(factor)
         pairs = np.arange(self._shared)
         ways = np.concatenate([pairs, pairs + self._second]), np.concatenate([pairs + self._second, pairs])
@@ -111,7 +111,7 @@ class _SimulatedGate:
         return bool(power >= TARGET_POWER)
 
     def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
-        """Return the statistics of each cluster with and without the added rise [N, K], and weights [K]."""
+        """Add the rise. Return K statistics of each cluster with and without it [N, K], and their weights [K]."""
         layers, sizes, sample = self._layers, self._sizes, self._sample
         if layers is None:
             statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
@@ -127,7 +127,7 @@ class _SimulatedGate:
         return [self._center(np.stack(each, axis=1)) for each in sides], weights
 
     def _center(self, values: Float64s) -> Float64s:
-        """Shift the values of the new sample to the mean of the baseline, and keep their noise."""
+        """Shift the values of both samples to the mean of the baseline, so that only their noise differs."""
         blocks = [each for each in (values[: self._second], values[self._second :]) if len(each)]
         return np.concatenate([blocks[-1].mean(axis=0) + _inflated_deviations(each) for each in blocks])
 
@@ -137,7 +137,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Return deviations from the mean, enlarged because a few dominant clusters make the spread look too small."""
+    """Return deviations from the mean, enlarged because a few large clusters make the estimated noise too small."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
@@ -149,7 +149,7 @@ def _inflated_deviations(values: Float64s) -> Float64s:
 def _draw_scores(
     apart: Float64s, mixed: Float64s, sizes: ClusterSizes, new: tuple[float, ...], old: tuple[float, ...]
 ) -> Float64s:
-    """Return z-scores in random draws [_POWER_DRAWS, K]. `apart`: differences of shared clusters [W, K]."""
+    """Return the z-score of each of the K statistics in each simulated dump [_POWER_DRAWS, K]."""
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
     degrees = sizes.shared - 1
@@ -172,7 +172,7 @@ def _draw_scores(
 
 @lru_cache(maxsize=8)
 def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
-    """Draw how often each cluster occurs in each random dump [_POWER_DRAWS, len(chances)]."""
+    """For each simulated dump, draw how often it contains each cluster [_POWER_DRAWS, len(chances)]."""
     return np.random.default_rng([_SEED, salt]).multinomial(size, chances, _POWER_DRAWS).astype(np.float64)
 
 
@@ -184,7 +184,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the p-value below which a share `level` of the draws without a change lies."""
+    """Return the threshold for p-values at which the share `level` of the simulated dumps without a change fails."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -196,14 +196,14 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 def detectable_factor(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the smallest relative change that the gate detects with the target power, if there is one."""
+    """Return the factor of the smallest rise that the gate detects (2: the metric doubles), or None."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     simulated = _SimulatedGate(sample, baseline, sizes, metric, allowance, level)
     return _find_smallest(simulated.detects, _MAX_FACTOR) if simulated.is_possible else None
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number above 1 for which the monotone `found` is true, with a precision of 0.5%."""
+    """Return the smallest number above 1 for which `found` is true, within 0.5%. Above `most`, return None."""
     low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return the smallest number of clusters that allows a test to fail."""
+    """Return the smallest number of clusters that lets the gate fail. If `baseline` is None, they are in both dumps."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1
@@ -227,7 +227,7 @@ _MAX_CLUSTERS = 1 << 20
 
 
 class SampleSizePlan(BaseModel):
-    """Sample size needed to detect a regression."""
+    """The sample size that is needed to detect a regression."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -245,7 +245,7 @@ def required_sample_size(
     run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
     allowance: Allowance, level: float,
 ) -> SampleSizePlan:  # fmt: skip
-    """Estimate the data needed to detect a rise beyond the allowed increase, with two dumps of the same size."""
+    """Estimate the size of a dump and of an equally large baseline with which the gate detects the rise."""
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
     @cache

@@ -1,4 +1,4 @@
-"""Rules of the gate, and the search for the metric that each rule judges."""
+"""Rules of the gate: read rules, and find the metric that a rule judges."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import TableMetric, find_metric
 
 ANY_CORRECTION = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
-"""Placeholder correction for which every metric of corrections is defined."""
+"""Placeholder correction that has every metric of corrections."""
 
 
 @dataclass(frozen=True)
 class RuleTarget:
     """The metric that a rule judges."""
 
-    key: str  # in a Result
+    key: str  # key of the metric in a Result
     table: TableMetric = field(repr=False)
     correction: str | None = None
-    words: str = ""  # meaning of a framework's name
+    words: str = ""  # if the rule contains a framework's name for the metric, the meaning of this name
 
     @property
     def metric(self) -> Metric:
@@ -60,7 +60,7 @@ def find_target(name: str, framework: str = "", correction: Correction | None = 
 
 RULE_SUFFIXES = (".yaml", ".yml", ".toml")
 DEFAULT_TOLERANCE = 0.25
-"""Default relative increase over the baseline, explained in docs/methods/gate.md."""
+"""Relative increase over the baseline that a rule allows by default (docs/methods/gate.md)."""
 
 
 def _parse_number(value: Any) -> Any:
@@ -72,17 +72,17 @@ def _parse_number(value: Any) -> Any:
 FiniteNumber = Annotated[float, BeforeValidator(_parse_number), Field(allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_parse_number), Field(ge=0)]
 _SHARE_UNITS = frozenset({"fraction", "probability", "ratio", "correlation", "0/1", "-", ""})
-"""Units that accept percentages, so that 5% is 0.05. A percentage of nats or of a count is an error."""
+"""For metrics in these units, a rule may contain a percentage: 5% means 0.05."""
 
 
 class Rule(BaseModel):
-    """One rule: a metric, the place to judge, and at least one bound."""
+    """One rule: a metric, at least one bound, and whether to judge the whole run, each step or each column value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
+    metric: str = Field(default="k3", min_length=1, description="a metric, or a name that a framework logs")
     framework: str = Field(default="", description="framework of the name, NAME or NAME@VERSION; empty: any framework")
-    correction: str | None = Field(default=None, description="the correction whose metric it is")
+    correction: str | None = Field(default=None, description="the correction that the metric belongs to")
     per: str = Field(
         default="overall", min_length=1, description="overall, step, or a column: one check for each value"
     )
@@ -115,12 +115,12 @@ class Rule(BaseModel):
 
 
 DEFAULT_RULES = (Rule(increase=Allowance(relative=DEFAULT_TOLERANCE)), Rule(metric="bitwise_all", max=0.0))
-"""Default rules: K3 must not rise by more than the default, and rollout and train log-probs must not be copies."""
+"""Default rules: K3 must not rise by more than DEFAULT_TOLERANCE, and not all log-probs may be bit-identical."""
 BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 
 
 def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
-    """Parse `k3:max=0.01,per=step`, inline YAML or a file. `any_name` allows unknown metrics, as in a log."""
+    """Parse a rule such as `k3:max=0.01,per=step`, a rule in YAML, or a file of rules. `any_name` allows any metric."""
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text), any_name)
     where = wording(python=f"rule {text!r}", command=f"--rule {text}")
@@ -174,7 +174,7 @@ def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
 
 
 def _check_unit(rule: Rule, metric: Metric, data: Mapping[str, Any], where: str) -> None:
-    """Refuse a percentage for a metric in nats, and a bound above 1 for a share."""
+    """Raise an error for a percentage if the metric is not a share, and for a bound above 1 if it is a share."""
     for key, bound in (("max", rule.max), ("min", rule.min)):
         if bound is None:
             continue
@@ -197,7 +197,7 @@ def _add_default_bound(rule: Rule, metric: Metric, where: str) -> Rule:
 
 
 def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
-    """Find the metric that a rule judges, with the rule's correction."""
+    """Find the metric and the correction that a rule names."""
     found = {correction.name: correction for correction in result.corrections}
     if rule.correction is not None and rule.correction not in found:
         known = ", ".join(found) or "none"

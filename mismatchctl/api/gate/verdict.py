@@ -1,4 +1,4 @@
-"""The Verdict model and its messages."""
+"""Classes of the gate's verdict, and functions that describe it in words."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Pairing = Literal["none", "some clusters", "same clusters", "same tokens"]
 Interval = tuple[float, float]
 
 LOWER_KINDS: tuple[BoundKind, ...] = ("min", "decrease")
-"""Bounds that a value must not fall below."""
+"""A check with one of these bounds fails if the value is below the limit. Other checks fail above the limit."""
 COVERAGE_RULE = "coverage"
-"""The rule name of checks that do not belong to a rule."""
+"""Checks that do not belong to a rule have this rule name."""
 FIRST_BASELINE_REASON = "no baseline existed. This dump is now the baseline for later dumps"
 FIRST_BASELINE_HEADLINE = "baseline recorded. Commit the file, so that later dumps are compared with it"
 STATISTIC_REASONS = {
@@ -35,7 +35,7 @@ STATISTIC_REASONS = {
     "evened": "K3 with more weight on confident tokens (evened) is beyond its limit",
     "lost": "more tokens have a large log ratio than in the baseline, and the rules do not allow this",
 }
-"""Reasons for a failure in which K3 itself does not exceed its limit."""
+"""Reasons why a check of K3 fails although K3 itself does not exceed its limit."""
 
 _OUTCOME_ORDER: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
@@ -50,25 +50,25 @@ class Check(FiniteModel):
     title: str
     unit: str
     kind: BoundKind
-    meaning: str = ""  # meaning of a framework's name
+    meaning: str = ""  # if `metric` is a framework's name for a metric, the meaning of this name
     value: float | None = None
     interval: Interval | None = None  # 95% interval
-    limit: float | None = None  # limit, including the baseline and its allowance
+    limit: float | None = None  # for increase and decrease: value of the baseline plus or minus the allowance
     allowance: str = ""
     baseline: float | None = None
     baseline_interval: Interval | None = None
-    covers: float | None = None  # actual coverage of the interval if the tail is heavy
+    covers: float | None = None  # if the tail is heavy: how often such an interval contains the true value
     baseline_covers: float | None = None
-    p: float | None = None  # one-sided p-value of exceeding the limit, adjusted for all checks
+    p: float | None = None  # one-sided p-value of the test that the limit is exceeded, adjusted for all checks
     clusters: int = 0
     clustered_by: str = ""
     sequences: int = 0
     pairing: Pairing = "none"  # which clusters the baseline also has
-    detectable: float | None = None  # smallest value that is detected in four of five such dumps
-    statistic: str = ""  # statistic of K3 with the most significant excess
+    detectable: float | None = None  # smallest value that the gate would find in 4 of 5 dumps of this size
+    statistic: str = ""  # statistic of K3 that exceeds the limit most significantly
     parts: list[K3Part] = Field(default_factory=list)
     outcome: Outcome = "undecided"
-    reason: str = ""  # for an undecided outcome, or a limitation of the judgement
+    reason: str = ""  # why the outcome is undecided, or a limitation of the check
     says: str = ""
 
 
@@ -77,11 +77,11 @@ class Verdict(View, FiniteModel):
 
     - `outcome`: "passed", "failed" or "undecided".
     - `checks`: one check per bound of a rule and per place (run, step or value of a column), and checks of the data.
-    - `level`: false-failure rate over all checks.
-    - `baseline`: path of the baseline, if any.
-    - `notes`: messages that do not change the outcome, such as far less data than in the baseline.
-    - `growth`: growth of K3 over the steps of each run, without runs of one step.
-    - `says`: the messages of the summary.
+    - `level`: accepted false-failure rate of all checks together.
+    - `baseline`: path of the baseline, or null.
+    - `notes`: messages that do not change the outcome, for example that the dump is much smaller than the baseline.
+    - `growth`: how K3 grew over the steps, for each run with more than one step.
+    - `says`: the first line of the summary.
     """
 
     format: Literal[1] = 1
@@ -108,7 +108,7 @@ class Verdict(View, FiniteModel):
         return self.passed
 
     def to_polars(self) -> pl.DataFrame:
-        """Return one row per check, with rule, run, place, metric, outcome, reason, value, limit, baseline and p."""
+        """Return a table with one row per check."""
         names = ("String", "rule run place metric outcome reason"), ("Float64", "value limit baseline p")
         return make_frame(map(vars, self.checks), *names)
 
@@ -131,7 +131,7 @@ _PAIRING_TEXTS = {
     "same tokens": ", the same tokens as in the baseline",
 }
 MAX_SHOWN_CHECKS = 8
-"""Maximum number of places shown per rule."""
+"""Maximum number of checks that are shown per rule."""
 
 
 def add_sentences(verdict: Verdict) -> Verdict:
@@ -192,7 +192,7 @@ def check_name(check: Check) -> str:
 
 
 def metric_label(check: Check) -> str:
-    """Return the metric with its correction, such as `ESS of geo_rs`, or the title of a check without a rule."""
+    """Return the metric and its correction, such as `ESS of geo_rs`. For a check without a rule, return its title."""
     if check.rule == COVERAGE_RULE:
         return check.title
     label = re.sub(r"(?<![a-z])k(?=[123]$)", "K", check.metric)
@@ -259,7 +259,7 @@ _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder (many tokens)
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
-    """Describe whether K3 of rare or of typical tokens rose, or return "" if the Result lacks these parts."""
+    """Describe the change of K3 in the bulk, shoulder and tail of the tokens, or return "" if it is unknown."""
     found = []
     for part in check.parts:
         if part.rise is not None:
@@ -290,17 +290,16 @@ def verdict_headline(verdict: Verdict) -> str:
 
 
 def is_first_baseline(verdict: Verdict) -> bool:
-    """Return True if the verdict is only undecided because there is no baseline yet."""
+    """Return True if every check passed, except the checks without a baseline: the dump becomes the baseline."""
     return {outcome_label(check) for check in verdict.checks} - {"passed"} == {"recorded"}
 
 
 def outcome_label(check: Check) -> str:
-    """Return the outcome as a word. The outcome of a value that becomes the first baseline is "recorded"."""
+    """Return the outcome as a word: "recorded" if the dump becomes the first baseline."""
     return "recorded" if check.reason == FIRST_BASELINE_REASON else check.outcome
 
 
 def verdict_answer(verdict: Verdict) -> str:
-    """Return the verdict in one line: the metric that got worse, the passed rules, or why the verdict is undecided."""
     checks = verdict.checks
     if not checks:
         return "no check was made"
@@ -356,7 +355,7 @@ def _describe_doubt(check: Check) -> str:
 
 
 def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
-    """Select the checks of one rule and run to show, and count the passed checks that are not shown."""
+    """Select at most MAX_SHOWN_CHECKS of the checks of one rule and run, and count the others."""
     if len(checks) <= MAX_SHOWN_CHECKS:
         return list(checks), 0
     shown = sorted(checks, key=lambda check: -_OUTCOME_ORDER.index(check.outcome))
