@@ -161,8 +161,9 @@ def _constant_choice(name: str) -> Callable[[Case, int], float | None]:
 def regret_table(title: str, found: Sequence[Case]) -> Iterator[str]:
     """Yield a table of regrets of the advice, and of each correction if it is always used."""
     yield (
-        f"{title} ({len(found)} mismatches): median, 90th percentile and worst regret, for updates of 64, 512 and "
-        '4,096 sequences. "Always" means that the same correction is used for every mismatch.'
+        f'The next table shows the regret of the group "{title}" ({len(found)} mismatches), for updates of 64, 512 and '
+        "4,096 sequences. A cell contains the median, the 90th percentile and the worst regret. In a row with "
+        '"always", the same correction is used for every mismatch.'
     )
     yield ""
     yield f"| correction | {' | '.join(f'{batch:,}' for batch in BATCHES)} |"
@@ -182,7 +183,7 @@ def _criteria_table(groups: dict[str, list[Case]]) -> Iterator[str]:
     cells = (_format_regrets(found) for found in groups.values())
     yield f"| regret, batch of 512: median / 90th percentile / worst | {_join_numbers(GOALS)} | {' | '.join(cells)} |"
     cells = (_format_stability(found) for found in groups.values())
-    title = "share of random splits of a dump whose halves get the same advice"
+    title = "random splits of a dump into halves: share of splits with the same advice (or a tie) for both halves"
     yield f"| {title} | {STABILITY_GOAL:.0%} | {' | '.join(cells)} |"
     for batch in BATCHES:
         cells = (", ".join(case.name for case in found if case.is_worse(batch)) or "0" for found in groups.values())
@@ -211,10 +212,10 @@ def _format_stability(found: Sequence[Case]) -> str:
 
 def _estimate_table(groups: dict[str, list[Case]]) -> Iterator[str]:
     """Yield a table that compares estimated projections and variances with the true values."""
-    yield "The next table compares the estimated projection and variance with their true values. The last column"
-    yield "contains 80% of the cases:"
+    yield "The next table compares the estimated projection and variance with their true values. The last column shows"
+    yield "a range that contains 80% of the estimates:"
     yield ""
-    yield "| policies | part | estimated minus true, or estimated / true (median) | range of 80% of the cases |"
+    yield "| policies | value | estimated minus true, or estimated / true (median) | range of 80% of the estimates |"
     yield "|---|---|---|---|"
     for group, found in groups.items():
         differences, ratios = [], []
@@ -246,8 +247,8 @@ def _bug_lines(folder: Path) -> Iterator[str]:
             alarms.append(f"{name} ({fix.cause}, {'FAIL' if is_uncorrectable(fix) else 'CHECK'})")
     others = len(labels) - bugs
     yield f"Of {len(labels)} dumps of a dense model and a mixture of experts, {bugs} have a planted bug."
-    yield f"`advise` reports the bug first in {bugs - len(missed)} of these {bugs} dumps. {', '.join(missed)}".strip()
-    yield f"`advise` reports a bug in {len(alarms)} of the {others} dumps without a bug. {', '.join(alarms)}".strip()
+    yield f"`advise` reports a bug in {bugs - len(missed)} of these {bugs} dumps. {', '.join(missed)}".strip()
+    yield f"In the {others} dumps without a bug, it reports {len(alarms)} bugs. {', '.join(alarms)}".strip()
 
 
 def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:
@@ -257,7 +258,7 @@ def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:
     groups = {"held out": held_out, "first policy": first, "chosen on": chosen}
     groups = {name: group for name, group in groups.items() if group}
     lines = ["", *_criteria_table(groups), ""]
-    lines += [line for name, group in groups.items() for line in regret_table(name.capitalize(), group)]
+    lines += [line for name, group in groups.items() for line in regret_table(name, group)]
     lines += [*_estimate_table(groups), ""]
     lines += [*_bug_lines(bugs), ""] if bugs is not None else []
     replace_section("\n".join(lines), ROOT / "docs/methods/advice.md", BEGIN, END)

@@ -148,11 +148,11 @@ def power_table(models: dict[str, Engines], splits: int, estimates: int) -> str:
     heads = (
         "model",
         "prompts",
-        "stated factor of K3 (median)",
+        "detectable factor of K3 (median)",
         "range of 80% of the dumps",
         "larger: failed",
-        "scored",
-        "mixed",
+        "scored: failed",
+        "mixed: failed",
     )
     return table(heads, rows)
 

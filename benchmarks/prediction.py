@@ -319,7 +319,7 @@ def length_error_table(samples: dict[str, SequenceSample]) -> str:
     means = {key: np.mean([error for found in errors.values() for error in found[key]]) for key in columns}
     return "\n".join(
         (
-            "| | geometric | sequence | min | binomial noise |",
+            "| | geometric | sequence | min | sampling noise |",
             "|---|---|---|---|---|",
             "| mean error | " + " | ".join(f"{100 * means[key]:.1f}" for key in columns) + " |",
             "| mean error minus the noise | "

@@ -24,21 +24,21 @@ from tests.paths import ROOT
 
 LIMITS = """
 - pyarrow decodes Parquet and Arrow in mismatchctl's process, so a manipulated file could crash mismatchctl. The tests
-  found one crash, with a footer that contradicts its schema. mismatchctl therefore checks the footer before pyarrow
-  reads the file. Read an untrusted dump in a separate process.
-- All tests run on Python 3.11 only. The other Python versions in the table passed a part of the tests. Older versions
-  of torch are not tested.
+  found one such file, a Parquet file whose footer and schema contradict each other. Therefore, mismatchctl now checks
+  the footer before pyarrow reads the file. Read an untrusted dump in a separate process.
+- The whole test suite only runs on Python 3.11. The other Python versions in the table passed a part of the tests.
+  Older versions of torch are not tested.
 - A framework file above 64 MB is read through a memory map. If another process truncates the file while mismatchctl
   reads it, mismatchctl crashes.
 - mismatchctl reads PyTorch files with its own unpickler, because `torch.load` is slow or needs much memory on some
   manipulated files. For example, `torch.load(weights_only=True, mmap=True)` of torch 2.13 needed more than 60 s for a
-  file of 2.3 MB, and 12 GB for a file of 1.2 MB that copies one string 50,000 times.
-- pyarrow 26 cannot read some lists of booleans in small version 2 pages that pyarrow itself wrote. mismatchctl
-  refuses a file with such lists.
-- Small files can take long: `compare` needs 50 s for a file of 36 KB with 2 million sequences of one row each, and
-  `analyze` needs 45 s for a file of 109 KB with 20 million empty rows.
-- If SIGKILL arrives while a command renames several outputs, some outputs can be new and others old. Even then, each
-  output is complete.
+  file of 2.3 MB. For a file of 1.2 MB that copies one string 50,000 times, it needed 12 GB.
+- If a Parquet file has small data pages of version 2, pyarrow 26 cannot read some lists of booleans in it, even if
+  pyarrow wrote the file. A command stops with an error message for a file with such lists.
+- Small files can take long. For a file of 36 KB with 2 million sequences of one row each, `compare` needs 50 s. For a
+  file of 109 KB with 20 million empty rows, `analyze` needs 45 s.
+- If SIGKILL stops a command while it renames several output files, some of these files can be new and others old. Each
+  file is still complete.
 """
 
 
@@ -138,10 +138,10 @@ def document(folder: Path, earlier: str = "") -> str:
         "<!-- Written by tests/reliability/reliability.py; run it again instead of editing. -->",
         "",
         "This page shows how mismatchctl behaves on damaged files, when it is killed, and with other versions of its",
-        "dependencies. For every input, mismatchctl must end with an answer, or with one error message and exit code",
-        "2, 3 or 4. The process must not print a traceback, run longer than 30 s, use more than 2 GB for a file of a",
-        "few kilobytes, or leave a partial output file. A try is a failure if it breaks one of these rules. Each try",
-        "has its own random seed. [Limits](#limits) lists the known exceptions.",
+        "dependencies. For every input, a command must end with an answer, or with one error message and exit code",
+        "2, 3 or 4. The command must not print a traceback, run longer than 30 s, use more than 2 GB for a file of a",
+        "few kilobytes, or leave a partial output file. A try is one run of a test with its own random seed. A try",
+        "that breaks one of these rules is a failure. The section [Limits](#limits) lists the known exceptions.",
         "",
         f"The tries ran on Python {platform.python_version()} with pyarrow {pyarrow.__version__}, on several commits "
         "of mismatchctl.",
@@ -151,13 +151,13 @@ def document(folder: Path, earlier: str = "") -> str:
         "|---|---|---|",
         *rows,
         "",
-        "If a command is killed, each of its output files is either complete or unchanged.",
-        "Except after SIGKILL, all outputs of one command appear together. The next run of the command removes",
-        "temporary files.",
+        "If a command is killed, each of its output files is either complete or unchanged. A command replaces all its",
+        "output files or none of them, except after SIGKILL. Temporary files can remain after a kill. The next run of",
+        "the command removes them.",
         "",
         "## Versions",
         "",
-        "`make versions` runs a part of the tests with other versions of Python and with the oldest supported version",
+        "`make versions` runs a part of the tests with other versions of Python, and with the oldest supported version",
         "of each dependency. These runs do not include the tests that need torch.",
         "",
         *(versions(found) if found else [table[0] if table else "Not run."]),
