@@ -193,7 +193,6 @@ class Case:
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
-        """Return the values of a numeric column for the unexplained tokens [N]."""
         values = self.rows.extra_columns.get(name)
         if values is not None:
             return np.asarray(values, np.float64)[self.index] if values.ndim == 1 else None

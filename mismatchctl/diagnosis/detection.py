@@ -1,4 +1,4 @@
-"""The result of a test for a cause, its facts, and the format of their numbers."""
+"""The result of a test for a cause, the facts that support it, and helpers that format numbers and lists."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Detection:
-    """Result of a test for a cause.
+    """The result of a test that has found a cause.
 
-    `tokens` has flags of the explained tokens [T]. Without `tokens`, `share` is the explained share of the summed |log
-    ratio|, and `leaves` is the case after the cause is removed. `k3` is the explained share of K3, if it differs from
-    `share`. If the cause acts `everywhere`, `where` is all tokens by default. `examples` are sampled sequences with
-    `positions` [N], and `places` are examples from the whole dump. `rivals` maps each other possible cause to the
-    measurement that distinguishes it from this cause. `outside_k3` is true if K3 does not include this data. If the
-    cause `symptom_of` was also found, the evidence is added to that cause.
+    Attributes:
+        share: Share of the total |log ratio| that the cause explains. It is computed from `tokens` if these are set.
+        where: The affected tokens, in words. The default is "all" if `everywhere` is true.
+        examples: Indices of sampled sequences that show the cause. `positions` is a token position in each of them.
+        places: More examples, from the whole dump.
+        rivals: For each other possible cause, a measurement that shows which of the two causes is right.
+        tokens: True for the tokens that the cause explains [T].
+        leaves: The case for the next tests. By default, it is the tested case without `tokens`.
+        k3: Share of K3 that the cause explains, if it cannot be computed from `leaves`.
+        everywhere: True if the cause affects all tokens.
+        outside_k3: True if the cause affects data that K3 does not include.
+        symptom_of: A cause that would also explain this result. If it is found, the two results are merged.
     """
 
     confidence: Confidence
@@ -68,14 +74,14 @@ STATISTICS = {
 def make_fact(
     name: str, value: SupportsFloat | str | None, meaning: str = "", *, against: bool = False, interval: Any = None
 ) -> Fact:
-    """Create a fact with a value of four significant digits. The default meaning is an entry of `STATISTICS`."""
+    """Create a fact with its value rounded to four digits. Without a `meaning`, use the entry of `STATISTICS`."""
     ends = None if interval is None else (round_value(interval[0]), round_value(interval[1]))
     shown = value if value is None or isinstance(value, str) else round_value(value)
     return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning or STATISTICS[name])
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """Create a fact with the share of some sequences [S]. The 95% interval also covers those that `perhaps` adds."""
+    """Create a fact: the share of `found` in `among`. The 95% interval also covers `perhaps`, which are uncertain."""
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:
@@ -88,7 +94,7 @@ def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perh
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
-    """Format an interval with a trailing space, or return ""."""
+    """Format an interval as "(low to high) ". Without an interval, return ""."""
     if interval is None:
         return ""
     digits = next((digits for digits in (3, 4, 5) if f"{interval[0]:.{digits}g}" != f"{interval[1]:.{digits}g}"), 3)

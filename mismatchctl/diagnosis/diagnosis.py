@@ -32,15 +32,15 @@ DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
 
 
 class UnitRows(Protocol):
-    """The rows of one part of a dump."""
+    """One part of a dump, for example a file."""
 
     def rows(self) -> Iterator[Rows]:
-        """Yield the rows with masked tokens and bad values."""
+        """Yield all rows. They include masked tokens and bad values."""
 
 
 @dataclass
 class EvidenceCollector:
-    """Evidence of each run, in input order. `tokens` is the approximate size of a run, `size` its sample size."""
+    """Evidence of each run. `tokens` is the approximate number of tokens of each run, `size` the size of its sample."""
 
     by: tuple[str, ...] = ()
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class EvidenceCollector:
         return both
 
     def __call__(self, unit: UnitRows, run: str) -> EvidenceCollector:
-        """Collect the evidence of one part, also from values that other commands reject."""
+        """Collect the evidence of one part of a dump. Bad values are evidence too, so they are not rejected."""
         found = self.empty()
         for rows in unit.rows():
             found.watch(rows)
@@ -72,7 +72,7 @@ class EvidenceCollector:
     def findings(
         self, run: str, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
-        """Return the causes of one run, strongest first, and the wrong side if the dump shows it."""
+        """Return the causes of one run, strongest first, and the errors of both sides if the dump has a reference."""
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
@@ -89,7 +89,7 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Create a collector. Token counts are rounded to powers of two, so a growing dump rarely changes its sample."""
+    """Create a collector. Powers of two for token counts keep the sample the same while a dump grows a little."""
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run
@@ -102,7 +102,7 @@ def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(View, ByRun[list[Finding]]):
-    """Findings by run, strongest first, with the side that is wrong (rollout or trainer), warnings and skipped rows."""
+    """The causes of each run, strongest first. `sides` shows for each run if the rollout or the trainer is wrong."""
 
     runs: dict[str, list[Finding]]
     sides: dict[str, Sides]
@@ -112,7 +112,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
     @property
     def next(self) -> dict[str, list[NextStep]]:
-        """Return the steps to compare the layers of the two sides, for each run whose cause may be in a layer."""
+        """Return the steps of a layer comparison for each run whose fault may be in a layer of the model."""
         steps = {}
         for run, found in self.runs.items():
             surer = {finding.cause for finding in found if finding.confidence != "low"}
@@ -122,7 +122,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
         return {run: own for run, own in steps.items() if own}
 
     def to_data(self, reports: Sequence[LayerReport] = ()) -> dict[str, Any]:
-        """Return the content of the JSON. The results of layer comparators in `reports` replace `next`."""
+        """Return the content of the JSON. If there are `reports` of layer comparisons, they replace `next`."""
         parts = {"layers": reports, "logit_noise": self.logit_noise} if reports else {"next": self.next}
         every = [finding for found in self.runs.values() for finding in found]
         content = _Content.model_validate({"findings": every, "sides": self.sides, **parts}).model_dump(mode="json")
@@ -154,11 +154,12 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
 
 class _Content(BaseModel):
-    """All findings, strongest first in each run. Each has a `run` if there are several runs.
+    """All findings. The findings of a run are sorted, strongest first. With several runs, each finding has a `run`.
 
-    `sides` contains the error of each side, by run. `next` describes for each run how to compare layers, if the fault
-    can be in a layer. With reports of such comparisons, `layers` contains their results, each with its own `next`, and
-    `logit_noise` is the noise on the logits that the log ratios of each run imply. Only `findings` is always present.
+    `sides` contains the errors of both sides for each run. `next` contains instructions for comparing layers, for each
+    run with a possible fault in a layer. If reports of layer comparisons are given, `layers` and `logit_noise` replace
+    `next`. `layers` contains the conclusion of each report. `logit_noise` is the size of random errors in the logits
+    that would cause the log ratios of a run. Only `findings` is always present.
     """
 
     model_config = ConfigDict(extra="forbid", title="Diagnosis")

@@ -1,4 +1,4 @@
-"""Estimates of temperature and truncation on one side, from sampled tokens or from lists of likely tokens."""
+"""Estimate a temperature or a truncation of one side, from sampled tokens or from lists of likely tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from mismatchctl.measure.metrics.registry import OTHER_TOP_COLUMNS, ROLLOUT_TOP_
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
-"""Minimum number of positions with lists, and the log-prob up to which a token has no mass."""
+"""Minimum number of positions with lists, and the log-prob up to which a token counts as removed."""
 _TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """A truncation of the rollout: description, name (top_k, top_p, min_p), value, interval and mean kept mass."""
+    """A truncation of the rollout (top-k, top-p or min-p) that was estimated from lists of likely tokens.
+
+    `setting` describes it in words. `mass` is the mean probability mass that it keeps.
+    """
 
     setting: str
     name: str
@@ -31,7 +34,7 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return the two lists of likely tokens [N, k] at recorded positions, and their sequences [N]."""
+    """Return the log-probs of likely tokens in the rollout and on the other side [N, k], and their sequences [N]."""
     a, b = case.rows.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.extra_columns)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
@@ -42,7 +45,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate a temperature, with 95% interval, from lists of likely tokens, if it explains most of the difference."""
+    """Estimate a temperature and its 95% interval from lists of likely tokens, if it explains most of the mismatch."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -54,7 +57,7 @@ def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
     (whole_a, whole_b), apart = sums.sum(axis=1), ((da - db) ** 2).sum()
     if not (whole_a > 0 and whole_b > 0 and apart > 0):
         return None
-    factor = float(np.sqrt(whole_a / whole_b))  # both sides have noise, so no regression of one on the other
+    factor = float(np.sqrt(whole_a / whole_b))  # no regression, because both sides have noise
     explained = 1 - float(((da - factor * db) ** 2).sum() / apart)
     own = np.bincount(case.clusters[where], weights=sums[0] - factor**2 * sums[1], minlength=1)
     used = max(len(np.unique(case.clusters[where])), 2)
@@ -66,7 +69,7 @@ def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 @cached_on_case
 def estimate_truncation(case: Case) -> Truncation | None:
-    """Find a truncation of the rollout in its lists of likely tokens."""
+    """Find a truncation of the rollout in its lists of likely tokens. Excluded tokens have no probability there."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -81,7 +84,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
     if k is not None:
         return Truncation(f"top-k of {k}, because each list has {k} tokens", "top_k", k, (k, k), mass)
     contradiction, name, low, high = _estimate_top_p(b, kept)
-    if contradiction > _MAX_CONTRADICTION:  # after top-p, because only one end of the interval of min-p is exact
+    if contradiction > _MAX_CONTRADICTION:  # test top-p first, because it is more exact
         contradiction, name, low, high = _estimate_min_p(a, b, kept, gone)
     if contradiction > _MAX_CONTRADICTION:
         return Truncation("a rule other than top-k, top-p and min-p", "", mass, (mass, mass), mass)
@@ -91,7 +94,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
 
 
 def _find_top_k(a: Float64s, kept: Bools) -> int | None:
-    """Return k of top-k if all lists have k tokens. Lists with ties may have more tokens."""
+    """Return k if top-k explains the lists: all have k tokens, or more if the last tokens are equally likely."""
     counts = kept.sum(axis=1)
     k = int(np.quantile(counts, _TRUNCATION_QUANTILE))
     ranked = -np.sort(-a, axis=1)
@@ -108,7 +111,7 @@ def _estimate_top_p(b: Float64s, kept: Bools) -> tuple[float, str, float, float]
 
 
 def _estimate_min_p(a: Float64s, b: Float64s, kept: Bools, gone: Bools) -> tuple[float, str, float, float]:
-    """Estimate min-p from the rollout's own probabilities."""
+    """Estimate min-p from the rollout's log-probs `a`. `b` are the log-probs of the other side."""
     least = np.where(kept, a, np.inf).min(axis=1) - np.where(kept, a, -np.inf).max(axis=1)
     most = np.where(gone, b, -np.inf).max(axis=1) - np.where(kept, b, -np.inf).max(axis=1)
     ends = np.quantile(most, 1 - _TRUNCATION_QUANTILE), np.quantile(least, _TRUNCATION_QUANTILE)
@@ -123,11 +126,11 @@ _SMALLEST_DOUBT = 1e-3
 
 @dataclass(frozen=True)
 class PowerFit:
-    """The sampling distribution as a power of the other side's distribution.
+    """A fit of the sampler's distribution as a power p^b of the other side's distribution p. The exponent is b.
 
-    At the best exponent of the interval, `misfit` is the largest mean of ratio - 1 in a group of contexts, relative to
-    the mean |ratio - 1|, and `misfit_z` its z-score. `impossible` is the share of tokens with a probability that no
-    power could give.
+    The mean of ratio - 1 should be 0 in each group of contexts. `misfit` is the largest of these means divided by the
+    mean |ratio - 1|, and `misfit_z` its z-score. `impossible` is the share of tokens whose probability does not fit any
+    context.
     """
 
     exponent: float
@@ -138,10 +141,11 @@ class PowerFit:
 
 
 def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None:
-    """Estimate b in q = p^b / Z from samples of q. `other` is log p and `sampled` is log q of each token [N].
+    """Fit the exponent b in q = p^b / Z to tokens that were sampled from q.
 
-    The mean of p / q is 1 in every context, so b = E[(p / q - 1) log q] / E[(p / q - 1) log p], independent of Z. The
-    Anderson-Rubin interval is also valid if p / q - 1 varies little.
+    `other` contains log p and `sampled` contains log q. Z is a different constant in each context. It cancels, because
+    the mean of p / q is 1 in every context: b = E[(p / q - 1) log q] / E[(p / q - 1) log p]. The interval is an
+    Anderson-Rubin interval, which is also valid if p / q - 1 varies little.
     """
     ratio = np.expm1(np.clip(other - sampled, -20, 20))
     weights = ratio * ratio
@@ -153,7 +157,7 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
     a, b = float(moved.sum()), float(seen.sum())
     if a == 0 or b / a <= 0:
         return None
-    noise = float((np.expm1(np.minimum(other, 0.0)) ** 2).sum()) * 0.05**2  # largest noise of low precision, with tails
+    noise = float((np.expm1(np.minimum(other, 0.0)) ** 2).sum()) * 0.05**2  # largest noise of low precision
     ends = [_confidence_bounds(moved, seen, case, a - drawn) for drawn in (0.0, noise)]
     interval = None
     if all(end is not None for end in ends):
@@ -165,19 +169,19 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
 
 
 def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> float:
-    """Return the share of tokens with q below p^b / (p^b + (1 - p)^b), the smallest q that the power b allows."""
+    """Return the share of tokens with q < p^b / (p^b + (1 - p)^b), which no context with the power b allows."""
     known = (other < -_SMALLEST_DOUBT) & (sampled < -_SMALLEST_DOUBT)
     if not known.any():
         return 1.0
     flatter, sharper = (values[known] - np.log(-np.expm1(values[known])) for values in (other, sampled))
     if exponent < 1:
         flatter, sharper, exponent = sharper, flatter, 1 / exponent
-    # at most 0.004 for a temperature on random models, 0.1 and more for other weights
+    # at most 0.004 for a temperature in random models, and at least 0.1 for other weights
     return float((sharper < exponent * flatter - 0.1).mean())
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
-    """Return the range of b for which the sum of b * moved - seen is 0 within its error. `a` is the sum of `moved`."""
+    """Return the Anderson-Rubin interval of b = sum(`seen`) / `a`. `a` is the sum of `moved`, corrected for noise."""
     clusters = np.bincount(case.clusters, weights=case.counts) > 0
     used = int(clusters.sum())
     if used < 2:
@@ -185,7 +189,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
     sums = np.array([np.bincount(case.clusters, case.sums(part))[clusters] for part in (moved, seen)])
     products = sums @ sums.T * used / (used - 1)
     tokens = np.array([moved, seen])
-    single = tokens @ tokens.T  # for independent tokens: the scatter of few clusters may be small by chance
+    single = tokens @ tokens.T  # if tokens are independent. Few clusters may agree by chance
     b = float(seen.sum())
     z = t_quantile(INTERVAL_Z, used - 1)
     ends = []
@@ -199,7 +203,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
 
 
 def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
-    """Return `misfit` and `misfit_z` of a PowerFit, with contexts grouped by log Z."""
+    """Return `misfit` and `misfit_z` of a PowerFit. Contexts with similar log Z (`context`) are in the same group."""
     groups = np.searchsorted(np.quantile(context, (0.15, 0.3, 0.5)), context)
     counts, sums = np.bincount(groups), np.bincount(groups, ratio)
     z = np.abs(sums) / np.maximum(np.sqrt(np.bincount(groups, ratio * ratio)), 1e-300)
@@ -211,8 +215,9 @@ def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
 class TemperatureFit:
     """The temperature of the rollout relative to the trainer.
 
-    `steepness` is 1 if unlikely tokens scale as with a temperature, and 0 if they shift by a constant. `small` is true
-    if bfloat16 may cause half of the effect, `listed` if recorded lists were used.
+    `steepness` is 1 if the log-probs of unlikely tokens scale as expected at this temperature, and 0 if they only shift
+    by a constant. `small` is true if the noise is at most twice the noise that bfloat16 causes. `listed` is true if the
+    estimate comes from recorded lists of likely tokens or from equal contexts.
     """
 
     case: Case
@@ -230,14 +235,13 @@ class TemperatureFit:
 
     @property
     def refuted(self) -> bool:
-        """Return True if no temperature fits all contexts."""
         return not self.small and not self.fits and self.misfit_z > 6.0 and self.misfit > 0.5
 
     @property
     def fits(self) -> bool:
-        """Return True if one temperature other than 1 fits all contexts, and almost every token."""
+        """Return True if one temperature other than 1 fits all contexts and almost every token."""
         ends = self.interval
-        # the misfit of a temperature is at most 0.11 on 12 random models, that of bounded logits 0.45 and more
+        # in 12 random models, the misfit is at most 0.11 with a temperature, and at least 0.45 with bounded logits
         told = ends is not None and not ends[0] <= 1 <= ends[1] and abs(math.log(self.temperature)) > 0.02
         fits = self.misfit_z > 0 and (self.misfit < 0.125 or self.misfit_z < 2.5)
         steep = self.steepness > 0.25 and self.impossible < 0.02
@@ -245,27 +249,27 @@ class TemperatureFit:
 
     @property
     def scaled(self) -> bool:
-        """Return True if unlikely tokens scale as with a temperature."""
+        """Return True if the log-probs of unlikely tokens scale as a temperature predicts."""
         if self.fits:
             return True
-        least = 0.25 if self.small else _MIN_STEEPNESS  # noise from bfloat16 draws the exponent towards 1
+        least = 0.25 if self.small else _MIN_STEEPNESS  # noise from bfloat16 moves the exponent towards 1
         return not self.refuted and self.steepness + 2 * self.steepness_error > least
 
     @property
     def bounded(self) -> bool:
-        """Return True if likely tokens move as with a temperature and unlikely tokens do not."""
+        """Return True if a temperature explains the likely tokens only, as with a softcap that bounds large logits."""
         bounded = self.refuted or (not self.scaled and not 0 < self.misfit_z < 3.0)
         return bounded and self.steepness < 0.9
 
     @property
     def plainly_scaled(self) -> bool:
-        """Return True if only a temperature can explain the steepness or the fit over all contexts."""
+        """Return True if a temperature is the only explanation: the steepness or the fit over all contexts is clear."""
         fits = self.fits or (0 < self.misfit_z < 5.0 and len(self.case.x) >= 3000)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
     @property
     def likelier(self) -> str:
-        """Return the column that probably belongs to the sampling distribution, or ""."""
+        """Return the side from which the tokens were probably sampled: "rollout", "train", or "" if unknown."""
         sampled_by, ratio = _find_sampler(self.case.calibration), self.case.calibration
         less, more = sorted((abs(ratio.z), abs(ratio.inverse_z)))
         if sampled_by or more < 3.0 or less > more / 2:
@@ -279,7 +283,7 @@ def _find_sampler(ratio: Calibration) -> str:
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
-    """Find a temperature: log-probs of likely and of unlikely tokens move in opposite directions."""
+    """Find a temperature. It changes the log-probs of likely and of unlikely tokens in opposite directions."""
     if len(case.x) < 200 or case.column_correlation < UNRELATED_CORRELATION:
         return None
     read, same = estimate_scale(case), compare_same_contexts(case)
@@ -310,7 +314,7 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
         interval, exponents = None, _exponents(case)
         estimate = 1 / float(np.quantile(exponents, 0.99 if colder else 0.01)) if len(exponents) >= 20 else 0.0
         if estimate <= 0:
-            return None  # few unlikely tokens, or likely tokens on one side are unlikely on the other
+            return None  # too few unlikely tokens, or tokens that are likely on one side only
         known = _at_temperature(known, estimate)
     elif interval is not None:  # the direction of the temperature is known
         interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
@@ -336,7 +340,7 @@ def _fit_case(case: Case) -> PowerFit | None:
         return one or other
     if one.interval is None or other.interval is None:
         return one
-    return replace(  # either side may be the sampler: the interval covers both cases
+    return replace(  # either side may be the sampler, so the interval covers both cases
         one,
         interval=(min(one.interval[0], other.interval[0]), max(one.interval[1], other.interval[1])),
         misfit=min(one.misfit, other.misfit),
@@ -346,7 +350,7 @@ def _fit_case(case: Case) -> PowerFit | None:
 
 
 def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit:
-    """Set the temperature, and measure the slope of r by t of unlikely tokens (1: as expected) and its error."""
+    """Set the temperature. Measure the steepness of unlikely tokens at this temperature, and its standard error."""
     case, expected = found.case, 1 / temperature - 1
     chosen = (case.t < _TAIL_RANGE[1]) & (case.t > _TAIL_RANGE[0])
     t, r = case.t[chosen], case.r[chosen]
@@ -360,27 +364,27 @@ def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit
 
 
 def _exponents(case: Case) -> Float64s:
-    """Return bounds of the exponent b in rollout ~ train^b from unlikely tokens: logit(rollout) / logit(train).
+    """Return logit(rollout) / logit(train) for unlikely tokens, a bound of the exponent b in rollout ~ train^b.
 
-    A bound is exact if all other mass is on one token, and closer to 1 otherwise. The largest bounds are the estimate.
-    A truncation moves these bounds little, unlike the mean ratio of `fit_power`.
+    The bound equals b if one token has all other probability. Otherwise, it is closer to 1, so the bounds farthest from
+    1 are the best estimate. Unlike the mean ratio of `fit_power`, a truncation hardly changes these bounds.
     """
     p, q = case.t[case.rare], np.minimum(case.r[case.rare], -1e-9)
     return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
 
 
 SAME_SURE_EXPLAINED = 0.95
-"""Share of variance of log ratios within contexts that a temperature explains. Penalties and softcaps explain less."""
+"""A temperature explains at least this share of the variance of log ratios within contexts. Penalties explain less."""
 _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
-"""Half the variance and the mean of log(p / cut) over the cut tokens of an exponential tail."""
+"""Half of the variance and the mean of log(p / threshold) over removed tokens, if these form an exponential tail."""
 
 
 @cached_on_case
 def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
-    """Return b of r = b t + c and its 95% interval, from different tokens after the same prompt and prefix.
+    """Fit r = b t + c to different tokens after the same prompt and prefix. Return b, its 95% interval, and a share.
 
-    In one context, Z and the kept mass are constants, so a truncation does not change b. Also return the share of the
-    variance of log ratios within contexts that b explains.
+    In one context, normalization and kept mass only change c, so a truncation does not change b. The share is the part
+    of the variance of log ratios within contexts that b explains.
     """
     ids = case.rows.extra_columns.get("token_ids")
     if ids is None:
@@ -398,7 +402,7 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
         tokens = offsets[rows] + place
         context[tokens] = used + key
         used += len(counts)
-        given = ~np.isnan(ids[tokens])  # a row with a missing id leaves its context
+        given = ~np.isnan(ids[tokens])  # without a token id, the context of the next token is unknown
         rows, key, own = rows[given], key[given], ids[tokens[given]].astype(np.int64)
         key = key * (int(own.max(initial=0)) + 1) + own
         place += 1
@@ -414,18 +418,20 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
     left = r - b * t
     error = float(np.sqrt((np.bincount(where, t * left) ** 2).sum() * len(counts) / (len(counts) - 1))) / whole
     half, explained = error * t_quantile(INTERVAL_Z, len(counts) - 1), 1 - float(left @ left) / apart
-    related = float(left @ left) < 0.1 * float(r @ r)  # or another token's log-prob
+    related = float(left @ left) < 0.1 * float(r @ r)  # else perhaps log-probs of another token
     changed = related and b > half and abs(b - 1) > max(2 * half, 0.03)
     return (b, (b - half, b + half), explained) if changed and explained > 0.6 else None
 
 
 def estimate_kept_mass(case: Case, b: float) -> tuple[Float64s, Float64s]:
-    """Return the kept mass of each token [N] and of groups of flat contexts, if the rollout samples from p^b.
+    """Estimate the probability mass that the truncation keeps, if the rollout samples from p^b.
 
-    p^b / q is the same number u for all tokens of a context: the sum of p^b over the kept tokens. Contexts are grouped
-    by u. In a group, the means of p / q, p log p / q and 1 / q are sums over the kept tokens. With the recorded entropy
-    they give the mass and the mean log-prob of the cut tokens, and therefore their sum of p^b. The values of flat
-    groups are reduced by half of the least kept probability, because top-p keeps at least its mass.
+    Return the kept mass per token [N], and one value for each group of contexts with several likely tokens.
+
+    In one context, u = p^b / q is the same for all kept tokens. Contexts with a similar u form a group. In a group,
+    means of p / q, p log p / q and 1 / q are sums over the kept tokens. If the entropy is recorded, it gives the mean
+    log-prob of the removed tokens. The second value is reduced by half of the smallest kept probability, because top-p
+    keeps a little more than p.
     """
     entropy = case.token_column("entropy")
     order = np.argsort((b * case.t - case.r) / (b - 1), kind="stable")

@@ -33,7 +33,6 @@ class _CauseResult:
 def find_causes(
     evidence: Evidence, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
 ) -> list[Finding]:
-    """Return the causes that a run shows, strongest first."""
     if evidence.sample is None or not evidence.tokens:
         return _without_tokens(evidence, files)
     with np.errstate(all="ignore"):
@@ -46,7 +45,7 @@ def find_causes(
 
 
 def _without_tokens(evidence: Evidence, files: Mapping[int, str]) -> list[Finding]:
-    """Return the finding about lists of different lengths, if no row can be compared."""
+    """If no row can be compared, return the finding about rows whose lists have different lengths."""
     if evidence.unfit is None:
         return []
     none = np.zeros(0)
@@ -57,7 +56,6 @@ def _without_tokens(evidence: Evidence, files: Mapping[int, str]) -> list[Findin
 
 
 def _run_tests(case: Case) -> list[_CauseResult]:
-    """Run all tests in order. Each test sees the tokens that earlier causes do not explain."""
     whole = case.weight
     found: list[_CauseResult] = []
     waiting = list(CAUSES)
@@ -72,12 +70,12 @@ def _run_tests(case: Case) -> list[_CauseResult]:
             leaves = detection.leaves or case.without(detection.tokens)
             detection = replace(detection, share=case.share(detection.tokens), leaves=leaves)
         if cause.id == NOISE_CAUSE and any(row.detection.confidence != "low" for row in found):
-            detection = replace(detection, confidence="low")  # noise is only the rest that other causes leave
+            detection = replace(detection, confidence="low")  # noise is only the rest after other causes
         part = min(case.weight / whole, 1.0) if whole else 1.0
         found.append(_CauseResult(cause, replace(detection, share=detection.share * part), case))
         rest = detection.leaves or case
         same = rest.rollout is case.rollout and rest.train is case.train
-        if rest.reshaped != case.reshaped or not same:  # the case changed: repeat the tests without a result
+        if rest.reshaped != case.reshaped or not same:  # the case changed, so repeat earlier tests
             waiting, tested = [*tested, *waiting], []
         told = detection.confidence != "low"
         explained = (*case.explained, cause.id) if told else case.explained
@@ -86,7 +84,7 @@ def _run_tests(case: Case) -> list[_CauseResult]:
 
 
 def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Add the summary, the evidence and the shares of each symptom to its cause, if that was found."""
+    """If the cause of a symptom was also found, add the symptom's summary, evidence and shares to this cause."""
     causes = {row.cause.id: row for row in found if not row.detection.symptom_of and row.detection.confidence != "low"}
     alone = []
     for row in found:
@@ -108,7 +106,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Limit the confidence of a cause to medium if the two columns are unrelated on the other tokens."""
+    """If the two columns are unrelated on all unexplained tokens, limit the confidence of other causes to medium."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found
@@ -150,7 +148,7 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
-    """Add the share of K3 that remains without the other causes. Noise with a small share gets low confidence."""
+    """Add to the summary of a small cause its share of the K3 that remains after the other causes are fixed."""
     share, own, detection = row.share_k3 or 0.0, float(row.case.k3.sum()), row.detection
     if row.cause.id == NOISE_CAUSE and share < _NOISE_SHARE:
         return replace(row, detection=replace(detection, confidence="low"))
@@ -182,7 +180,6 @@ def _make_finding(found: _CauseResult, files: Mapping[int, str]) -> Finding:
 
 
 def _format_sentence(text: str) -> str:
-    """Add a capital letter and a period to a text, unless it starts with a column name."""
     return f"{text if '_' in text.split(' ')[0] else text[:1].upper() + text[1:]}."
 
 

@@ -1,4 +1,4 @@
-"""Read layer reports of Miles, SGLang, slime and msprobe, and find the first bad and the first diverging tensor."""
+"""Read layer reports of Miles, SGLang, slime and msprobe, and find the first layer in which the two sides differ."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EVERY_LAYER_COMMAND = f"run both sides with `{_HOOK_VARIABLES}`, then `{COMPARE_
 
 
 class NextStep(BaseModel):
-    """A step towards the first report of layers. `commands` are the commands in `text` (the parts in backticks)."""
+    """One step of the instructions for a layer comparison. `commands` lists the commands of `text` (in backticks)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,7 +55,7 @@ class NextStep(BaseModel):
 
 
 def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
-    """Describe how to compare some layers with a tool."""
+    """Describe how to compare only the given layers. `syntax` contains the commands of a tool."""
     texts = [str(layer) for layer in layers]
     names = texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
     said = syntax.format(
@@ -66,7 +66,7 @@ def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
 
 
 def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextStep]:
-    """List the steps to the first report of layers, if a layer may have the fault."""
+    """List the steps of a first layer comparison, if the fault may be in a layer."""
     if wrong == "none" or not (wrong or in_layers):
         return []
     one = {"rollout": "the engine", "trainer": "the trainer"}.get(wrong or "")
@@ -89,10 +89,10 @@ class _Model(BaseModel):
 
 
 class Tensor(_Model):
-    """Compared tensor.
+    """A tensor that a tool compared on the two sides.
 
     `layer` counts from 0 and is null for a tensor outside the layers. `value` is in the unit of the report. `why` is
-    the reason why the tool rejected the tensor, or empty.
+    the reason why the tool rejected the tensor. It is empty for an accepted tensor.
     """
 
     name: str
@@ -104,9 +104,10 @@ class Tensor(_Model):
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Tensors of one report in order of execution.
+    """The tensors of one report, in order of execution.
 
-    `again` describes how to compare some layers next, and `unlayered` the next step if the bad tensor is in no layer.
+    `again` contains the commands that compare some layers again. `unlayered` contains the commands for a bad tensor
+    that does not belong to a layer.
     """
 
     tool: str
@@ -119,11 +120,12 @@ class LayerTable:
 
 
 class LayerReport(_Model):
-    """Report of a comparator with its conclusions.
+    """The conclusions from a report of a layer comparator.
 
     `first_bad` is the first tensor outside the tool's tolerance. `first_apart` is the first tensor that differs far
-    more than the layers before it. `before` and `last_good` describe the layers before both of these tensors. `growth`
-    has the largest value of each layer, and `next` the next comparison.
+    more than all layers before it. `last_good` is the last layer before the earlier of these two tensors. `before` is
+    the largest value of the layers before this tensor. `growth` contains the largest value of each layer. `next`
+    describes the next comparison.
     """
 
     file: str
@@ -170,11 +172,11 @@ def parse_number(text: str) -> float | None:
 
 
 Notes = dict[str, list[str]]
-"""The names that each note about a report applies to."""
+"""For each note about a report, the names that it applies to."""
 
 
 def _format_notes(notes: Notes) -> list[str]:
-    """Return one sentence per kind of note, with the first name and the number of further names."""
+    """Return one sentence per note. It contains the first name that the note applies to, and counts the other names."""
     return [
         f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
         for what, names in notes.items()
@@ -216,7 +218,7 @@ _SGLANG_LAYER_TAG = re.compile(r"(?:'|___)layer_id=(\d{1,6})(?=___|\.|')")
 def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTable | None:
     if not all(isinstance(record, Mapping) for record in records):
         return None
-    # later versions may have more types
+    # later versions may write more types
     if sum(record.get("type") in _SGLANG_TYPES for record in records) <= 0.5 * len(records):
         return None
     notes: Notes = {}
@@ -248,7 +250,7 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
 
 
 def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return the value of a tensor, and the reason if the tensor failed the comparison, else ""."""
+    """Return the value of a tensor, and the reason if the tensor failed the comparison. Otherwise, the reason is ""."""
     diff = record.get("diff")
     if record.get("shape_mismatch") or not isinstance(diff, Mapping):
         sides = [side for side in (record.get("baseline"), record.get("target")) if isinstance(side, Mapping)]
@@ -276,7 +278,7 @@ def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -
 
 
 def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
-    """Return the layer, which the report lacks, from the file names of the dumped tensors."""
+    """Return the layer from the file names of the tensors, because the record has no field for it."""
     texts = str([record.get(key) for key in ("raw_bundle_info", "available_bundle_info")])
     found = _SGLANG_LAYER_TAG.search(texts)
     return int(found[1]) if found else None
@@ -340,11 +342,11 @@ _SIDE_SPELLINGS = {
 _RANK_PATTERN = re.compile(r"rank_?(\d+)")
 
 CsvCells = Mapping[str, Any]
-"""A row of msprobe by column, as `_column_key` spells it."""
+"""A row of msprobe. The keys are columns, as `_column_key` writes them."""
 
 
 def _column_key(column: Any) -> str:
-    """Return the name of a column in lower case without spaces and other version differences, such as `npuname`."""
+    """Return the name of a column in the same spelling for all versions of msprobe, for example `npuname`."""
     words = re.findall(r"[a-z0-9]+", str(column).lower())
     return "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else [])
 
@@ -360,7 +362,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
-    """Read the JSON that msprobe writes per rank with `-da`. Its column `Result` is empty, so `is_same` decides."""
+    """Read the JSON that `msprobe -da` writes per rank. Its `Result` is empty, so `is_same` is used instead."""
     calls = [*document.values()] if isinstance(document, Mapping) else []
     if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
         return None
@@ -377,7 +379,7 @@ def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
 
 
 def read_msprobe_first(document: Any) -> list[LayerTable] | None:
-    """Read the JSON that msprobe writes with `-da` about the first differences of all ranks."""
+    """Read the JSON that `msprobe -da` writes about the first differences of all ranks."""
     if not isinstance(document, Mapping) or not document:
         return None
     for rank, calls in document.items():
@@ -403,7 +405,7 @@ def _make_msprobe_table(measure: str, rows: Sequence[Tensor], file: str, notes: 
 
 
 def _read_msprobe_cells(given: Sequence[Mapping[str, Any]], notes: Notes) -> tuple[list[Tensor], str]:
-    """Return the rows that both sides have, and the name of their values."""
+    """Return the rows that are present on both sides, and the meaning of their values."""
     cells = [{_column_key(name): value for name, value in cell.items()} for cell in given]
     mode = next((name for name in _MSPROBE_MEASURES if cells and name in cells[0]), "npumd5")
     rows = []
@@ -420,7 +422,7 @@ def _read_msprobe_cells(given: Sequence[Mapping[str, Any]], notes: Notes) -> tup
 
 def _parse_flag(cell: CsvCells) -> str:
     result = str(cell.get("result", "")).strip().lower()
-    missed = str(cell.get("accuracyreachedornot", "")).strip().lower() == "no"  # of versions without Result
+    missed = str(cell.get("accuracyreachedornot", "")).strip().lower() == "no"  # older versions have no Result
     if result not in ("error", "warning") and not missed:
         return ""
     message = str(cell.get("errmessage") or "").strip("[]\"' ")
@@ -432,7 +434,7 @@ _MSPROBE_MEASURES = {
     "maxabserr": "largest absolute difference divided by the largest magnitude",
     "npumd5": "checksums: 0 equal, 1 different",
 }
-"""The column of each of msprobe's three modes, and the name of its values."""
+"""The column that each of msprobe's three modes writes, and the meaning of its values."""
 
 
 def _msprobe_value(cell: CsvCells, mode: str) -> float | None:
@@ -457,7 +459,7 @@ def _parse_cell(cell: Any) -> float | None:
 
 
 JUMP_FACTOR = 30.0
-"""Growth from one layer to the next above which a layer diverges. Noise grew by at most 4 in samples of bfloat16."""
+"""A layer diverges if its value grows by this factor. In samples of bfloat16, noise grew by a factor of 4 at most."""
 _GRADIENT_PATTERN = re.compile(
     r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE
 )
@@ -469,7 +471,7 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
     places = [(row.step, row.layer) for row in rows if row.layer is not None]
     changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
-    # a new pass or rank reverses the direction rarely, and a few changes of layer prove nothing
+    # A new pass or rank reverses the direction only sometimes. A few changes of layer prove nothing.
     if len(changes) >= 8 and turns > 0.5 * (len(changes) - 1):
         note = "the tensors of the report are not in order of execution, so they were sorted by layer"
         return _sort_by_layer(rows, rows), note
@@ -482,7 +484,7 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
 
 
 def _sort_by_layer(given: Sequence[Tensor], rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sort by step in the given order, and then by layer. The head comes last, and other tensors come first."""
+    """Sort by step and then by layer. Tensors after the layers, such as `lm_head`, come last. All others come first."""
     steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in given))}
     last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
 
@@ -522,15 +524,14 @@ def analyze_table(table: LayerTable, file: str) -> LayerReport:
 
 
 def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -> str | None:
-    """Suggest to compare the layers from the last good layer to the first bad layer."""
     if layer is None:
         return describe_rerun(table.unlayered, []) if table.unlayered else None
     first = layer if last_good is None else min(last_good, layer)
-    return describe_rerun(table.again, range(first, layer + 1)[-8:])  # the last eight, at most
+    return describe_rerun(table.again, range(first, layer + 1)[-8:])  # eight layers at most
 
 
 def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
-    """Return the first model weight that differs far more than most others, which are equal or rounded."""
+    """Return the first model weight that differs far more than the median weight. Rounding changes many weights."""
     found = {at: row.value for at, row in enumerate(rows) if row.value is not None and _WEIGHT_PATTERN.search(row.name)}
     if len(found) < _MIN_WEIGHTS:
         return None
@@ -539,8 +540,8 @@ def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
 
 
 def _find_divergence(rows: Sequence[Tensor]) -> int | None:
-    """Return the first row far above all earlier layers, or the first difference after bit-identical layers."""
-    before: float | None = None  # the largest of the earlier layers in this step
+    """Return the first row that is far above all earlier layers of its step."""
+    before: float | None = None  # largest value of the earlier layers of this step
     here = 0.0
     place: tuple[int | None, int] | None = None
     for index, row in enumerate(rows):
@@ -558,7 +559,7 @@ def _find_divergence(rows: Sequence[Tensor]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[Tensor]) -> list[tuple[int, float | None]]:
-    """Return the largest value of each layer, if all of its tensors have numbers."""
+    """Return the largest value of each layer. It is null if a tensor of the layer has no value."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is not None:
@@ -619,7 +620,6 @@ def read_layers(path: str) -> list[LayerReport]:
 
 
 def _read_tables(file: Path) -> Sequence[LayerTable]:
-    """Read the tables of a file, or an empty list if its format is unknown."""
     if file.suffix.lower() in SPREADSHEET_SUFFIXES:
         raise DataError("spreadsheets are not supported", file=str(file), remedy=SPREADSHEET_REMEDY)
     text = _read_text(file)
@@ -643,7 +643,6 @@ def _read_tables(file: Path) -> Sequence[LayerTable]:
 
 
 def _filter_tables(*tables: LayerTable | None) -> list[LayerTable]:
-    """Return the first table that was recognized, as a list."""
     return [table for table in tables if table is not None][:1]
 
 
@@ -658,7 +657,7 @@ def _read_csv(text: str, file: Path) -> LayerTable | None:
 
 
 def _read_lines(text: str) -> tuple[list[object], int]:
-    """Return the JSON records of a file and the number of other lines. An incomplete last line is ignored."""
+    """Return the JSON records of a file, and the number of other lines. Ignore an incomplete last line."""
     records: list[object] = []
     lines = [line for line in text.splitlines() if line.strip()]
     others = 0
@@ -667,7 +666,7 @@ def _read_lines(text: str) -> tuple[list[object], int]:
             records.append(parse_json(line, as_python_writes=True))
         except TextError:
             others += number < len(lines)
-    return (records, others) if others <= 0.5 * len(lines) else ([], others)  # a log also has other lines
+    return (records, others) if others <= 0.5 * len(lines) else ([], others)  # a log file has other lines too
 
 
 def _read_text(file: Path) -> str:
@@ -687,7 +686,7 @@ USUAL_LOGIT_SPREAD = (0.3, 30.0)
 
 
 class LogitNoise(BaseModel):
-    """RMS of the log ratios of a run, and bounds of the logit noise that explains it, in nats."""
+    """The root mean square of the log ratios of a run, and how much noise in the logits would cause it (low, high)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -696,7 +695,7 @@ class LogitNoise(BaseModel):
 
 
 def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | None:
-    """Estimate the noise on each logit from log-probs of valid, finite tokens [T]."""
+    """Estimate the noise in each logit that would cause the log ratios of these tokens."""
     with np.errstate(over="ignore"):
         squares = float(np.square(train - rollout).sum())
     doubt = float(np.square(-np.expm1(np.minimum(rollout, 0.0))).sum())
@@ -707,7 +706,6 @@ def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | Non
 
 
 def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
-    """Compare the differences of the layers with the log ratios of the dump."""
     low, high = noise.logit_noise
     asked = (
         f"the log ratios ({noise.log_ratio_rms:.2g} root mean square) need a noise of {low:.2g} to "

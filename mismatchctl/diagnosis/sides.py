@@ -1,4 +1,4 @@
-"""Errors of the rollout engine and of the trainer, compared with a third column in high precision."""
+"""Errors of the rollout and of the trainer, measured against a third column with log-probs in high precision."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, Si
 WRONG_SIDE_FACTOR = 2.0
 SHARED_ERROR_FACTOR = 5.0
 LOUD_RMS = 0.05
-"""Error (root mean square, nats) above the error that bfloat16 causes in most models."""
+"""Root mean square error (nats) that bfloat16 does not reach in most models."""
 OWNER_SHARE = 0.75
-_ONE_SIDED = (0.05, 0.95)  # one-sided 95% bounds: decisions do not use the wider interval
+_ONE_SIDED = (0.05, 0.95)  # one-sided 95% bounds, which decisions use
 MIN_CLUSTERS = 8
 _NOISE_CAUSES = {
     *("numerical_noise", "moe_routing", "identical", "unexplained"),
@@ -61,7 +61,7 @@ def measure_sides(case: Case) -> Sides | None:
     column = float(np.expm1(reference[sound] - case.rollout[sound]).mean())
     error = _ratio_error(table)
     groups = {name: _measure_groups(terms, case.rows, name) for name in ("step", "worker")}
-    # upper ends of the bands by position in the response and by the reference's probability
+    # the numbers are the upper ends of bands: by position in the response, and by reference probability
     return Sides(
         side=side,
         confidence=confidence,
@@ -84,7 +84,7 @@ def measure_sides(case: Case) -> Sides | None:
 
 
 class _ErrorSums:
-    """Sums over the tokens of each sequence: squared errors of each side, their products, and K3."""
+    """Sums over each sequence, for the errors of the two sides and for their shares of the mismatch."""
 
     def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
         def only(values: Float64s) -> Float64s:
@@ -114,7 +114,7 @@ class _ErrorSums:
 
 
 def _mean_squares(sums: Float64s) -> Float64s:
-    """Return the mean squares of the rollout's error, of the trainer's error, and of the log ratio."""
+    """Return the mean squares of three values: error of the rollout, error of the trainer, and log ratio."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 
@@ -127,7 +127,7 @@ def _number_clusters(rows: Rows) -> NDArray[np.int64]:
 
 
 def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:
-    if max(rollout, train) < 1e-4:  # smaller errors (root mean square, nats) may come from float32
+    if max(rollout, train) < 1e-4:  # float32 can cause such a root mean square (nats)
         return "none", "high"
     if min(rollout, train) == 0:
         return ("rollout" if rollout else "trainer"), "high" if draws is not None else "medium"
@@ -157,14 +157,14 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
         low, high = np.quantile(drawn, [(1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2])
         interval = (float(low), float(high))
         owner = "rollout" if least > OWNER_SHARE else "trainer" if most < 1 - OWNER_SHARE else None
-        if not most - least < 2.0:  # the gap is small compared with shared errors
+        if not most - least < 2.0:  # shared errors are much larger than the log ratio
             owner = None
             status = "not measurable, because the two sides share nearly all of their error"
     return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status), owner
 
 
 def _ratio_error(table: Float64s) -> float | None:
-    """Return the standard error (over clusters) of the mean ratio of reference to rollout probability."""
+    """Return the standard error of the mean of reference probability / rollout probability, over clusters."""
     if len(table) < 2:
         return None
     tokens = table[:, 0].sum()
@@ -189,7 +189,7 @@ def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup
 
 
 def _label_key(label: str) -> tuple[Any, ...]:
-    """Return a sort key: numbers by value, and other labels after them."""
+    """Return a sort key. Numbers are sorted by value and come before other labels."""
     try:
         return 0, float(label)
     except ValueError:
@@ -258,10 +258,10 @@ def _list_notes(rows: Rows, column: float, error: float | None, likeness: float 
 def assign_sides(
     found: Sequence[Finding], evidence: Evidence, files: Mapping[int, str]
 ) -> tuple[list[Finding], Sides | None]:
-    """Return the findings with their sides, and the errors of the sides, if the dump has a reference.
+    """Add to each finding the side that is wrong. Also return the errors of both sides, if the dump has a reference.
 
-    Each test runs again on rollout and reference, and on reference and trainer. If a test finds a cause in only one of
-    these pairs, the side in this pair (rollout or trainer) is wrong.
+    Each test runs again on two pairs: rollout and reference, and trainer and reference. If only one of these pairs
+    shows a cause, the rollout or the trainer of this pair is wrong.
     """
     if evidence.sample is None or REFERENCE_COLUMN not in evidence.sample.rows.extra_columns:
         return list(found), None
@@ -269,16 +269,16 @@ def assign_sides(
     sides = measure_sides(Case.of(evidence, rows))
     if sides is None:
         return list(found), None
-    # To find a cause takes fewer rows than to measure its size.
+    # Finding a cause takes fewer rows than measuring its size.
     few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows
     reference = few.extra_columns[REFERENCE_COLUMN]
-    few = replace(few, extents={})  # the reference has other extents
+    few = replace(few, extents={})  # the stored extents do not apply to the reference
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
-    strongest = sides.confidence == "high"  # the first finding then belongs to the side with the error
+    strongest = sides.confidence == "high"  # then the first finding belongs to the side with the error
     least = min(sides.rollout_rms, sides.train_rms)
     alike = sides.side == "both" and least > max(SHARED_ERROR_FACTOR * sides.gap_rms, 0.03)
     rest = found[1:] if strongest else found
-    one = strongest and sides.side in ("rollout", "trainer")  # then findings of low confidence also have this side
+    one = strongest and sides.side in ("rollout", "trainer")  # then this is also the side of uncertain findings
     ask = alike or any(finding.confidence != "low" or not one for finding in rest)
     shown = {side: _find_pair_causes(pair, evidence, files) if ask else set() for side, pair in pairs.items()}
 

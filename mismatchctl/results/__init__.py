@@ -1,4 +1,4 @@
-"""The Result of an analysis. The renderer is registered here, so that `import mismatchctl` stays fast."""
+"""The Result of an analysis. The renderer is only loaded when it is used, so that `import mismatchctl` stays fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _load_renderer: Callable[[], object] | None = None
 
 
 def register_renderer(load: Callable[[], object]) -> None:
-    """Set the function that makes the renderer. The function is called when a result is first drawn."""
+    """Set the function that creates the renderer. It is called when a result is drawn for the first time."""
     global _load_renderer
     _load_renderer = load
 

@@ -1,4 +1,4 @@
-"""Growth of a metric over the steps: the first step of the change, and its factor."""
+"""Growth of a metric over the steps: when the change starts, and by which factor the metric changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mismatchctl.core.validation import FiniteModel
 ChangeShape = Literal["jump", "ramp"]
 
 SHORT_SERIES = 6
-"""With fewer steps, the scatter between neighboring steps is not estimated."""
+"""With fewer steps, the variance between neighboring steps is not estimated."""
 _MEDIAN_OF_CHI2 = 0.4549
 _INTERVAL_RISE = 7.35
 """Increase of the weighted squares at the ends of a 95% interval of a change point (Hansen 2000)."""
@@ -31,15 +31,15 @@ _WINDOW = 5
 
 @dataclass(frozen=True)
 class OnsetFit:
-    """The best fit of a level, a change and a second level to the logarithm of a series."""
+    """The best fit of a change to the logarithm of a series: an old level, a jump or ramp, and a new level."""
 
-    onset: int  # index of the first step away from the level before
+    onset: int  # index of the first step that leaves the old level
     end: int  # index of the last step of the change
     earliest: int  # 95% interval of the onset
     latest: int
     shape: ChangeShape
     corners: tuple[float, float]  # positions of the start and the end of the change
-    power: float  # the ramp is straight in this power of the metric, 0: in its logarithm
+    power: float  # the ramp is a straight line in this power of the metric (0: in its logarithm)
     before: float
     change: float
     error: float  # standard error of the change
@@ -49,7 +49,7 @@ class OnsetFit:
 
 
 def extra_variance(height: Float64s, error: Float64s) -> float:
-    """Return the variance between neighboring steps that their errors do not explain, ignoring jumps."""
+    """Return the variance between neighboring steps beyond their errors. A single jump does not change it."""
     steps = np.diff(height)
     if len(height) < SHORT_SERIES:
         return 0.0
@@ -58,7 +58,7 @@ def extra_variance(height: Float64s, error: Float64s) -> float:
 
 
 def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
-    """Return flags of a few steps with a large residual, in short runs. The first and last steps are never flagged."""
+    """Flag steps with a large residual, but not the first or last steps, and not more than five steps in a row."""
     count = len(residual)
     apart, none = np.abs(residual), np.zeros(count, np.bool_)
     if count < 2 * _WINDOW + 2:
@@ -74,19 +74,18 @@ def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
 
 
 def running_median(height: Float64s) -> Float64s:
-    """Return the median of each value and its neighbors, with fewer neighbors at the ends."""
     padded = np.pad(height, _WINDOW, constant_values=np.nan)
     return np.asarray(np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * _WINDOW + 1), axis=1))
 
 
 def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Fit jumps and ramps between any steps [S] by weighted least squares, without bad steps."""
+    """Fit a jump or a ramp by weighted least squares, without the bad steps. Return the fit and the bad steps."""
     fit = _fit_good_steps(where, height, error, ~bad)
     again = _flag_outliers(height - fit.at(where), 0.0)
     if not np.array_equal(again, bad):
         bad, fit = again, _fit_good_steps(where, height, error, ~again)
     first, bad = fit.onset, bad.copy()
-    # a bad step right before a change belongs to it if it has half of the change
+    # a bad step right before a change belongs to it, if it shows at least half of the change
     while first > 0 and bad[first - 1] and (height[first - 1] - fit.before) / fit.change > 0.5:
         first -= 1
         bad[first] = False
@@ -115,7 +114,7 @@ def _fit_good_steps(all_where: Float64s, all_height: Float64s, all_error: Float6
     near[chosen] = True
     first, last = int(start[chosen]), int(end[chosen])
     before, change, spread = _fit_levels(where, height, weight, first, last, power)
-    # a ramp begins at its corner, and a jump may begin at a bad step after the last step of the old level
+    # a ramp starts at its corner, and a jump perhaps at a bad step after the old level
     earliest = int((places[start] + jump)[near].min())
     latest, onset, until = (int(places[place]) for place in (int(start[near].max()) + 1, first + 1, last))
     corners = (float(all_where[onset - 1] if is_jump else where[first]), float(where[last]))
@@ -129,12 +128,12 @@ def _weigh(height: Float64s, error: Float64s) -> Float64s:
 
 
 def _scale(squares: float, count: int) -> float:
-    """Return the mean squared residual of the best fit relative to the squared errors, at least 1."""
+    """Return the variance of the residuals relative to the expected variance, but at least 1."""
     return max(1.0, squares / max(count - 4, 1))
 
 
 def _list_candidates(count: int) -> NDArray[np.int64]:
-    """Return start and end of jumps and ramps [2, K]. In very long series, ramps start only at some of the steps."""
+    """Return the start and end of the jumps and ramps to try. In very long series, few steps can start a ramp."""
     powers = np.arange(0, math.log(count) / math.log(_DURATION_RATIO) + 1)
     durations = np.unique(np.rint(_DURATION_RATIO**powers).astype(np.int64))
     every = np.arange(count - 1)
@@ -149,7 +148,6 @@ def _stride(count: int) -> int:
 
 
 def _list_neighbours(start: int, end: int, count: int) -> NDArray[np.int64]:
-    """Return start and end of all ramps [2, K] that are close to the ramp from `start` to `end`."""
     reach = math.ceil((end - start) * (_DURATION_RATIO - 1)) + _stride(count)
     starts = np.arange(max(start - reach, 0), min(start + reach + 1, count - 1))
     ends = np.arange(max(end - reach, 1), min(end + reach + 1, count), reach // _MOST_ENDS + 1)
@@ -166,7 +164,7 @@ def _fit_all(
 def _fit_squares(
     where: Float64s, height: Float64s, weight: Float64s, start: NDArray[np.int64], end: NDArray[np.int64], power: float
 ) -> Float64s:
-    """Return the weighted squared residuals of each ramp. Cumulative sums give each ramp in constant time."""
+    """Return the weighted squared residuals of each ramp. With cumulative sums, a ramp takes constant time."""
     if power * np.ptp(height) > 100.0:
         return np.full(len(start), np.inf)  # the squares would overflow
     if power:
@@ -193,7 +191,7 @@ def _fit_squares(
 def _fit_levels(
     where: Float64s, height: Float64s, weight: Float64s, start: int, end: int, power: float
 ) -> tuple[float, float, float]:
-    """Return the level before a change, the size of the change, and the weighted spread of its progress."""
+    """Return the old level, the size of the change, and the inverse of the variance of this size."""
     total = float(weight.sum())
     change = float(np.sign(height[end:].mean() - height[: start + 1].mean())) or 1.0
     middle = float((height * weight).sum()) / total
@@ -206,7 +204,7 @@ def _fit_levels(
 
 
 def _completed_part(where: Float64s, start: float, end: float, power: float, change: float) -> Float64s:
-    """Return the progress of a change at some positions, from 0 to 1."""
+    """Return which part of a change is complete (0 to 1) at each position."""
     part = np.clip((where - start) / (end - start), 0, 1)
     return np.asarray(np.log1p(np.expm1(power * change) * part) / (power * change) if power and change else part)
 
@@ -216,21 +214,25 @@ Label = str | int | float | bool | None
 Z_LIMIT = 4.0
 """Minimum number of standard errors for a change, or for a mean ratio other than 1."""
 _ROBUST_SHARE = 1 / 3
-"""Minimum share of a change of K3 (in logarithms) in a robust statistic. Below it, few tokens cause the change."""
+"""A robust statistic must show this share of a change of K3 (in logarithms). Otherwise, a few tokens cause it."""
 _SHOWN_STEPS = 5
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
 
 
 class Growth(FiniteModel):
-    """A change of a metric by `factor` (95% interval `interval`) from step `onset` to step `until`.
+    """The change of a metric over the steps of a run. `text` describes it.
 
-    `onset` is the first step above or below the earlier level, with a 95% interval. A `jump` happens from one step to
-    the next, and a `ramp` takes several steps. `before` and `after` are the levels before and after the change. `value`
-    is the metric at the last step with a value. If there is no significant change, `factor` and the steps are null and
-    `verdict` has the reason. `bad_steps` are a few steps far from their neighbors, which the fit leaves out.
-    `driven_by` is the number of tokens that cause the change, if the other tokens did not change. `text` describes the
-    growth.
+    Attributes:
+        verdict: `grew` or `fell`. Without a significant change, it is the reason, and most other values are null.
+        steps: The number of steps with a value. `value` is the metric at the last of these steps.
+        factor: The level after the change divided by the level before, with a 95% `interval`.
+        onset: The first step that leaves the old level, with a 95% `onset_interval`. `until` is the last step of the
+            change.
+        shape: A `jump` happens from one step to the next. A `ramp` takes several steps.
+        before: The level before the change. `after` is the level after the change.
+        bad_steps: A few steps that are far from their neighbors. The fit ignores these steps.
+        driven_by: The number of tokens that cause the change, if only a few tokens cause it.
     """
 
     metric: str = "k3"
@@ -255,7 +257,7 @@ class Growth(FiniteModel):
 
     @property
     def z(self) -> float | None:
-        """Return the change of the metric's logarithm, in standard errors."""
+        """Return the change of the metric's logarithm, divided by its standard error."""
         if self.factor is None or self.interval is None:
             return None
         return math.log(self.factor) * 2 * INTERVAL_Z / math.log(self.interval[1] / self.interval[0])
@@ -272,7 +274,7 @@ class Growth(FiniteModel):
 def fit_growth(
     labels: Sequence[Label], values: Sequence[float | None], errors: Sequence[float | None], metric: str = "k3"
 ) -> Growth:
-    """Fit the best ramp to a positive series. The ramp counts as a change if it is significant."""
+    """Fit a jump or a ramp to the values of a metric. It counts as a change if it is significant."""
     known = [i for i, value in enumerate(values) if value is not None]
     positive = [i for i in known if (values[i] or 0.0) > 0]
     count, last = len(known), values[known[-1]] if known else None
@@ -301,7 +303,6 @@ def fit_growth(
 
 
 def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
-    """Return True if the best ramp is significant and large enough."""
     weight = _weigh(height, error)
     start, end = _list_candidates(len(height))
     squares = _fit_squares(where, height, weight, start, end, 0.0)
@@ -312,7 +313,7 @@ def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
 
 
 def _is_significant(change: float, error: float, steps: int) -> bool:
-    """Return True if a change of the logarithm is large, and larger than its error."""
+    """Return True if a change of the logarithm is significant, and if it is at least a factor of 1.2."""
     # the scatter of short series is poorly known
     limit = Z_LIMIT if steps >= SHORT_SERIES else 5.0
     # a change by a factor below 1.2 does not count, even if it is significant
@@ -362,11 +363,12 @@ def check_outliers(
     p99: Sequence[float | None],
     outliers: Sequence[float | None],
 ) -> Growth:
-    """Compare a change of K3 with the change of a robust statistic, and add the number of tokens that cause the change.
+    """Test whether a few tokens cause the change of K3. If so, add their number, or reject the change.
 
-    `p99` is the 99th percentile of |log-prob difference| of each step, and `outliers` the number of tokens whose two
-    probabilities differ by more than a factor of 2. A change by a few tokens counts only if the ranks of the steps also
-    differ significantly, because standard errors do not include how often such tokens occur.
+    `p99` is the 99th percentile of |log ratio| at each step. `outliers` is the number of tokens whose two probabilities
+    differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change. Then the ranks
+    of the steps before and after the change must also differ significantly, because standard errors do not include how
+    often such tokens occur.
     """
     rows = [
         (i, value, high, count)
@@ -387,7 +389,7 @@ def check_outliers(
     else:
         sizes = [float(np.ptp(part)) for part in (np.log(k3), np.log(robust))]
     tokens = round(float(counts[after if growth.verdict != "fell" else ~after].sum()))
-    if not tokens or 2 * sizes[1] > _ROBUST_SHARE * sizes[0]:  # K3 is proportional to the squared difference
+    if not tokens or 2 * sizes[1] > _ROBUST_SHARE * sizes[0]:  # 2: K3 is proportional to the squared difference
         return growth
     is_change = growth.changed and abs(_rank_z(k3[after], k3[~after])) >= Z_LIMIT
     tokens = tokens if is_change else round(float(counts.sum()))
@@ -404,7 +406,7 @@ def check_outliers(
 
 
 def _rank_z(first: Float64s, second: Float64s) -> float:
-    """Return the difference of the ranks of two groups in standard errors (Mann-Whitney)."""
+    """Return the Mann-Whitney statistic of two groups, in standard errors."""
     sizes = len(first), len(second)
     ranks = np.argsort(np.argsort(np.concatenate([first, second]))) + 1
     above = float(ranks[: sizes[0]].sum()) - sizes[0] * (sizes[0] + 1) / 2
@@ -422,7 +424,7 @@ def _label_name(value: Label) -> str | int | float:
 
 
 def step_positions(labels: Sequence[Label]) -> Float64s:
-    """Return the positions of steps: their numbers if they are ascending, else 0, 1, 2, ..."""
+    """Return the step numbers, if the steps have ascending numbers. Otherwise, return 0, 1, 2, ..."""
     numbered = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in labels)
     where = np.array(labels, np.float64) if numbered else np.zeros(0)
     ascend = len(where) > 1 and bool(np.isfinite(where).all() and (np.diff(where) > 0).all())
@@ -430,12 +432,11 @@ def step_positions(labels: Sequence[Label]) -> Float64s:
 
 
 def step_blocks(count: int) -> list[NDArray[np.int64]]:
-    """Divide the steps into a limited number of blocks."""
     return [part.astype(np.int64) for part in np.array_split(np.arange(count), min(count, 48))]
 
 
 def _is_uneven(height: Float64s, error: Float64s) -> bool:
-    """Return True if blocks of steps differ by more than their errors. Unknown errors give False."""
+    """Return True if blocks of steps differ by more than their standard errors, and False if these are unknown."""
     if not error.any():
         return False
     blocks = step_blocks(len(height))
@@ -452,21 +453,20 @@ NEAR_RISE = 2.71
 
 @dataclass(frozen=True)
 class Ramps:
-    """All ramps (level, straight line, level) [K] on the blocks of a series, each fitted by weighted least squares."""
+    """Least-squares fits of all ramps (old level, straight line, new level) to the blocks of a series."""
 
     where: Float64s
-    start: NDArray[np.int64]  # corners, as blocks
+    start: NDArray[np.int64]  # block at which the ramp starts
     end: NDArray[np.int64]
     change: Float64s  # difference between the levels
-    rise: Float64s  # mean of the completed part of the change
-    spread: Float64s  # weighted squares of that part around its mean
+    rise: Float64s  # mean of the completed part (`progress`)
+    spread: Float64s  # weighted squares of the completed part around its mean
     squares: Float64s  # weighted squares of the residuals
     middle: float  # mean of the series
     weight: float
 
     @classmethod
     def fit(cls, where: Float64s, height: Float64s) -> Ramps:
-        """Fit all ramps to a series of at least two steps [S]."""
         blocks = step_blocks(len(height))
         where, height = (np.array([series[part].mean() for part in blocks]) for series in (where, height))
         each = 1 / max(extra_variance(height, np.zeros_like(height)), 1e-12)
@@ -481,14 +481,13 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return the progress of each change at some positions [K, P]. A ramp at the end of the series continues."""
+        """Return which part of each change is complete at each position. A ramp that ends at the last step goes on."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1
         return np.asarray(np.where(goes_on, part, np.minimum(part, 1)))
 
     def evaluate(self, where: Float64s) -> Float64s:
-        """Return the value of each ramp at some positions [K, P]."""
         return np.asarray(self.middle + self.change[:, None] * (self.progress(where) - self.rise[:, None]))
 
     @property
@@ -497,10 +496,9 @@ class Ramps:
 
     @property
     def scale(self) -> float:
-        """Return the squares of the best ramp relative to their errors, at least 1."""
+        """Return the variance of the best ramp's residuals relative to the expected variance, but at least 1."""
         return _scale(float(self.squares.min()), len(self.where))
 
     def has_change(self, steps: int) -> bool:
-        """Return True if the best ramp is significant in a series of this many steps."""
         error = math.sqrt(self.scale / float(self.spread[self.best]))
         return _is_significant(float(self.change[self.best]), error, steps)

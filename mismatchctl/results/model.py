@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Fact(FiniteModel):
-    """A number that supports a cause, or contradicts the cause if `supports` is false. `interval` is a 95% interval."""
+    """A number as evidence for a cause, or against it if `supports` is false. `interval` is a 95% interval."""
 
     name: str
     value: float | int | str | None
@@ -46,14 +46,14 @@ class Fact(FiniteModel):
 
 
 class RivalCause(FiniteModel):
-    """Another cause that would look the same in this dump, and the data that would distinguish the two causes."""
+    """Another cause that would look the same in this dump. `tell` describes how to find out which cause is right."""
 
     cause: str
     tell: str
 
 
 class Example(FiniteModel):
-    """A sequence that shows the cause. `position` is the index of the token that shows it, in the row of the file."""
+    """A sequence that shows the cause. `position` is the index of the first affected token, in the row of the file."""
 
     file: str
     row: int
@@ -70,10 +70,9 @@ Side = Literal["rollout", "trainer", "both", "none"]
 class Finding(FiniteModel):
     """One cause of the mismatch.
 
-    `share` is the approximate share of the summed |log ratio| that the cause explains, and `share_k3` the share of K3.
-    The shares of all findings, the unexplained share and noise add up to 1. If the finding is an alternative to another
-    finding, its shares are null. `where` lists the affected steps, workers, positions or sequences. `pointless` names
-    the corrections that do not help before the cause is fixed.
+    `share` is the approximate share of the total |log ratio| that the cause explains, and `share_k3` its share of K3.
+    `share_k3` is null if it cannot be separated from the share of another finding. `where` lists the affected steps,
+    workers, positions or sequences. `pointless` names the corrections that do not help before the cause is fixed.
     """
 
     cause: str
@@ -92,10 +91,10 @@ class Finding(FiniteModel):
 
 
 class Agreement(FiniteModel):
-    """The largest difference over all steps between a logged metric and its computed value.
+    """The step at which a logged metric differs most from the value that was computed from the dump.
 
-    `steps` is the number of common steps, and `difference` is relative to the larger value. A difference up to about
-    `allowed` can come from float32, the framework's reduction and the digits of the log.
+    `steps` is the number of compared steps. `difference` is relative to the larger of the two values. A difference up
+    to about `allowed` can come from float32, the framework's reduction and the digits of the log.
     """
 
     steps: int
@@ -108,9 +107,9 @@ class Agreement(FiniteModel):
 
 
 class LogComparison(FiniteModel):
-    """Comparison of the metrics that a framework would log, computed from the dump, with the run's log.
+    """Comparison of the run's log with the values that the framework would have logged for this dump.
 
-    `missing` contains metrics that are not in the log, or are logged at no step of the dump.
+    `missing` contains metrics that are not in the log, or not at a step of the dump.
     """
 
     names: dict[str, Agreement] = Field(default_factory=dict)
@@ -118,15 +117,16 @@ class LogComparison(FiniteModel):
 
 
 class MetricLogComparison(LogComparison):
-    """Comparison of metrics in the run's log with metrics of the dump, without a framework's formulas."""
+    """Comparison of other metrics in the run's log. `metrics` maps each name in the log to a metric of the dump."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
 
 
 class Lag(FiniteModel):
-    """The number of steps by which K3 follows a series of the run's log, negative if K3 leads, or null if unknown.
+    """The number of steps by which K3 follows a series of the run's log. It is negative if K3 changes first.
 
-    `correlation` is the rank correlation of the changes from step to step, and `compared` the number of steps.
+    `correlation` is the rank correlation between the changes of K3 and the changes of the series from step to step.
+    `compared` is the number of compared steps. `steps` is null if the lag is unknown.
     """
 
     steps: int | None = None
@@ -136,7 +136,6 @@ class Lag(FiniteModel):
 
     @property
     def text(self) -> str:
-        """Describe how the series follows or leads K3."""
         if self.steps is None:
             return self.status
         count = abs(self.steps)
@@ -156,10 +155,10 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
 class Value(FiniteModel):
-    """A value, its standard error over clusters `se`, 95% interval and `status` ("ok" or the reason for a null).
+    """A value with standard error `se` and 95% interval. `status` is "ok", or the reason why the value is null.
 
-    `tail` is "heavy_tail" if a few clusters or a few large weights dominate. For a heavy tail, `covers` is the coverage
-    of the interval, as measured on other dumps: less than 95%.
+    `tail` is "heavy_tail" if a few clusters or a few large weights dominate. Then the interval is too narrow: it
+    contains the true value with a probability of only `covers`, as measured on other dumps.
     """
 
     value: float | None
@@ -177,7 +176,7 @@ class Value(FiniteModel):
 
 
 def _drop_decimal_points(values: Sequence[float | None]) -> list[int | float | None]:
-    """Write whole numbers without a decimal point, which makes a large file a twelfth smaller."""
+    """Write whole numbers without a decimal point, because this makes large files about 8% smaller."""
     return [int(v) if v is not None and v.is_integer() and abs(v) < 2**53 else v for v in values]
 
 
@@ -188,11 +187,12 @@ NOT_RECORDED = Value(value=None, status="not recorded")
 
 
 class Series(FiniteModel):
-    """A metric per group, with 9 significant digits (7 for corrections, 3 for `se` and `interval`). Counts are exact.
+    """A metric with one value per group, for example per step.
 
-    `se` and `interval` are absent if no group has them. `status` is a string for all groups, or maps a reason to the
-    indices of groups that are not "ok". `heavy_tail` contains the indices of groups that a few clusters or large
-    weights dominate, so that the standard error is too small.
+    Values are rounded to 9 significant digits (corrections to 7, `se` and `interval` to 3). Counts are exact. `se` and
+    `interval` are absent if no group has them. `status` is a string for all groups, or maps a reason to the indices of
+    groups that are not "ok". `heavy_tail` contains the indices of groups in which a few clusters or large weights
+    dominate. The standard errors of these groups are too small.
     """
 
     value: Numbers
@@ -214,18 +214,18 @@ class Series(FiniteModel):
 
 
 class OverallMetrics(FiniteModel):
-    """All metrics of a run, and of each correction."""
+    """The metrics of a whole run. `corrections` contains the metrics of each correction."""
 
     metrics: dict[str, Value]
     corrections: dict[str, dict[str, Value]]
 
 
 class Clusters(FiniteModel):
-    """One row of sums per cluster and group, for standard errors, comparisons and baselines.
+    """Table of sums for standard errors, comparisons and baselines. A row is one cluster in one group (such as a step).
 
-    `hashes` identify the clusters, and `groups` are indices of labels. If the table has too many rows, rows are merged:
-    a row contains several clusters of all groups, and `groups` is empty. A column of a correction has the name
-    `name/column`.
+    `hashes` identify the clusters. `groups` contains the index of the group of each row. Tables that are too large are
+    shortened. Then `folded` is true, a row is the sum of several clusters over all groups, and `groups` is empty.
+    Columns of a correction have the name of the correction as a prefix (`name/column`).
     """
 
     by: Literal["prompt", "sequence", "content"]
@@ -237,10 +237,10 @@ class Clusters(FiniteModel):
 
 
 class Groups(FiniteModel):
-    """Metrics per group. `labels` are the steps, or the values of a `--by` column.
+    """Metrics per group. The groups are the steps, or the values of a `--by` column. `labels` contains their names.
 
-    `clusters` is the cluster table of a `--by` column, if it is small. The cluster table of the steps is stored in the
-    run.
+    `clusters` is the cluster table of a `--by` column. It is null if the table is too large. The cluster table of the
+    steps is stored in the run.
     """
 
     labels: list[str | int | float | bool | None]
@@ -249,16 +249,13 @@ class Groups(FiniteModel):
     clusters: Clusters | None = None
 
     def series(self, key: str, correction: str | None = None) -> Series:
-        """Return a metric over the groups, for the mismatch or a correction.
-
-        If the metric is not recorded, all values are null.
-        """
+        """Return a metric of all groups, or the metric of a correction. If it is not recorded, all values are null."""
         found = (self.metrics if correction is None else self.corrections[correction]).get(key)
         return found or Series(value=[None] * len(self.labels), status=NOT_RECORDED.status)
 
 
 class Distribution(FiniteModel):
-    """Number of tokens and sum of K3 by bin of the log ratio (train minus rollout, nats). `edges` are the bin edges."""
+    """Histogram of the log ratio (train minus rollout, nats): number of tokens and sum of K3 between two `edges`."""
 
     edges: list[float]
     tokens: list[Count]
@@ -266,9 +263,10 @@ class Distribution(FiniteModel):
 
 
 class Breakdown(FiniteModel):
-    """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (null: no limit), with standard errors.
+    """Mean K3 and mean |log ratio| of the tokens in each bin of a quantity, with standard errors.
 
-    Breakdowns by probability and length also have `logit_shift`, the sum of log ratios divided by the sum of 1 - p,
+    A bin contains values from `low` up to, but not including, `high`. If `high` is null, there is no upper limit.
+    Breakdowns by probability and length also have `logit_shift`: the sum of log ratios divided by the sum of 1 - p,
     where p is the rollout probability.
     """
 
@@ -285,7 +283,7 @@ class Breakdown(FiniteModel):
 
 
 class JointDistribution(FiniteModel):
-    """Number of tokens by rollout and train probability, in hexagons with centers `x` and `y` and the same `width`."""
+    """Number of tokens by rollout and train probability. `x` and `y` are the centers of hexagons of equal `width`."""
 
     width: float
     x: list[float]
@@ -327,7 +325,7 @@ class WorstSequence(FiniteModel):
 class FreshBatch(FiniteModel):
     """The predicted share of rejected tokens in a new batch of `sequences` sequences, with a 95% interval.
 
-    `status` is "ok" or a limitation.
+    `status` is "ok", or the reason why the prediction is uncertain.
     """
 
     sequences: int
@@ -337,7 +335,7 @@ class FreshBatch(FiniteModel):
 
 
 class PresetPoint(FiniteModel):
-    """The share of tokens that a preset rejects, and K3 of the tokens that it keeps."""
+    """The share of tokens that a preset rejects, and the mean K3 of the tokens that it keeps."""
 
     rejected_tokens: float
     k3_kept: float | None
@@ -349,7 +347,7 @@ class PresetPoint(FiniteModel):
 
 
 class SideShare(FiniteModel):
-    """The rollout's share of the mismatch, with a 95% interval. The rest is the trainer's share."""
+    """The share of the mismatch that comes from the rollout, with a 95% interval. The rest comes from the trainer."""
 
     value: float | None
     interval: tuple[float, float] | None = None
@@ -357,7 +355,7 @@ class SideShare(FiniteModel):
 
 
 class SidesGroup(FiniteModel):
-    """Errors of each side (root mean square, nats) on the tokens of one step or worker."""
+    """Errors of each side (root mean square, nats) in one group of tokens, for example one step or one worker."""
 
     label: str
     tokens: int
@@ -370,8 +368,8 @@ class Sides(FiniteModel):
 
     `correlation` is the correlation of the errors of the two sides. An error that the two sides share cancels in the
     log ratio. `rollout_share` is the rollout's share of the squared log ratio, and `rollout_share_k3` its share of K3.
-    `reference_over_rollout` is the mean of reference over rollout probability. The mean is 1 if the rollout column is
-    right. `groups` contains the errors by step and worker.
+    `reference_over_rollout` is the mean of reference probability / rollout probability. It is 1 if the tokens were
+    sampled with the rollout's log-probs. `groups` contains the errors by step, worker, position and probability.
     """
 
     side: Side
@@ -397,21 +395,21 @@ class RunContent(FiniteModel):
     """Facts about the rows of a run, apart from the mismatch: repeated sequences, masked tokens, token ids, models.
 
     Attributes:
-        sequences: sequences with a valid token, and their `tokens`.
-        repeated: sequences with the same log-probs as an earlier one, and their `repeated_tokens`. `example` names two
-            of them.
-        hidden: share of masked tokens among the tokens with a log-prob on both sides.
-        hidden_abs_diff: mean |log ratio| of the `hidden` tokens in nats, where values above 1 count as 1.
-            `shown_abs_diff` is the same mean over the valid tokens.
-        loud: share of the `hidden` tokens whose |log ratio| is larger than the |log ratio| of 99.9% of the valid
+        sequences: number of sequences with a valid token. `tokens` is the number of their valid tokens.
+        repeated: number of sequences with the same log-probs as an earlier sequence. `repeated_tokens` is the number of
+            their tokens. `example` names one of them and the earlier sequence.
+        hidden: share of masked tokens, among the tokens that have a log-prob on both sides.
+        hidden_abs_diff: mean |log ratio| of these masked tokens, in nats. Values above 1 count as 1. `shown_abs_diff`
+            is the same mean over the valid tokens.
+        loud: share of these masked tokens whose |log ratio| is larger than the |log ratio| of 99.9% of the valid
             tokens.
         holes: share of masked tokens between the first and the last valid token of their row.
         clipped: share of the valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both
             sides if that share is larger. 0 if chance explains this share.
-        doubts: causes, found with high confidence, which mean that a column has other values than its name says.
-        vocabulary: tokens by id modulo 64, and the 95% quantile of the ids.
-        responses: hash of all responses, regardless of their order, if all rows have token ids.
-        models: names of models in the rows. `engines` are the names of the inference engines.
+        doubts: causes with high confidence which mean that a column does not contain what its name says.
+        vocabulary: number of tokens by token id modulo 64. `id_p95` is the 95% quantile of the ids.
+        responses: hash of all responses, if all rows have token ids. It does not depend on the order of the rows.
+        models: names of the models in the rows. `engines` are the names of the inference engines.
     """
 
     sequences: Count = 0
@@ -445,7 +443,7 @@ class K3Standing(FiniteModel):
 
 
 class BaselineRatio(FiniteModel):
-    """K3 divided by the K3 of an accepted Result, with a 95% interval."""
+    """K3 of a run divided by K3 of the baseline, with a 95% interval. `baseline` is the path of the baseline."""
 
     baseline: str
     k3: float | None
@@ -455,10 +453,7 @@ class BaselineRatio(FiniteModel):
 
     @property
     def rose(self) -> bool:
-        """Return True if K3 rose significantly: the lower one-sided 95% bound is above 1.
-
-        This bound is closer to the factor than the lower end of the two-sided interval is.
-        """
+        """Return True if K3 rose significantly (one-sided test at 5%)."""
         if self.factor is None or self.interval is None:
             return False
         return math.log(self.factor) * INTERVAL_Z > math.log(self.interval[1] / self.factor) * ONE_SIDED_Z
@@ -473,7 +468,7 @@ class Judgement(FiniteModel):
 
 
 class Answer(FiniteModel):
-    """The answer to one of the four questions of the summary: its case, severity, text and evidence."""
+    """The answer to one of the four questions of the summary. `key` names the case, and `level` how bad it is."""
 
     question: Question
     key: str
@@ -483,7 +478,7 @@ class Answer(FiniteModel):
 
 
 class RunSummary(FiniteModel):
-    """Summary of a run: warnings, and `answers` with one line per question."""
+    """Summary of a run: `judgements` are warnings, and `answers` contains one sentence per question."""
 
     standing: K3Standing
     growth: Growth
@@ -496,15 +491,19 @@ class RunSummary(FiniteModel):
 
 
 class RunResult(TextView, FiniteModel):
-    """One run. `findings` are the causes of its mismatch, strongest first. `sides` needs `reference_log_probs`.
+    """The result of one run. `findings` are the causes of its mismatch, strongest first.
 
-    `story` is the summary that terminal, report and notebook show. It is null in a Result that was built by hand.
-
-    `logged` contains the metrics that a framework would have logged: by correction and name, one value per step (or per
-    value of `--by`). `log` contains the values of the run's own log (`--against`), `order` describes which series
-    changed first, `lags` is the lag of K3 after each logged series, and `against` compares the log with `logged` by
-    correction. `against_metrics` compares series of the log that correspond to a metric but are not in `logged`.
-    `fresh_batches` has a prediction per correction. `presets` has a point per preset, if a page was written.
+    Attributes:
+        sides: the errors of rollout and trainer. Null without `reference_log_probs`.
+        story: the summary that terminal, report and notebook show. Null in a Result that was built by hand.
+        logged: for each correction, the metrics that the framework would have logged, with one value per step.
+        log: the values of the run's own log (`--against`), with one value per step.
+        order: a sentence that says which series changed first.
+        lags: for each series of the log, how many steps later K3 changes.
+        against: for each correction, a comparison of `log` with `logged`.
+        against_metrics: a comparison of other metrics in the log, which are not in `logged`.
+        fresh_batches: for each correction, a prediction for a new batch.
+        presets: the points of a chart of all presets. Only filled if a page was written.
     """
 
     overall: OverallMetrics
@@ -538,7 +537,7 @@ class RunResult(TextView, FiniteModel):
 
     @property
     def steps(self) -> pl.DataFrame:
-        """Return one row per training step: the label of the step and the value of every metric."""
+        """Return a table with one row per training step: its label, and the value of every metric."""
         import polars as pl
 
         metrics = {name: series.value for name, series in self.groups.metrics.items()}
@@ -566,7 +565,7 @@ class RunResult(TextView, FiniteModel):
 
 
 class InputFile(FiniteModel):
-    """An input file: `dtypes` of its numeric columns, and the number of `skipped` sequences and of their tokens."""
+    """An input file. `dtypes` are the types of its numeric columns. `skipped` is the number of sequences left out."""
 
     path: str
     run: str
@@ -584,9 +583,10 @@ MASKED_TOKENS = "masked tokens"
 
 
 class SkippedData(FiniteModel):
-    """Data that `--on-bad skip` or `mask` left out: the number of cases, and the first example.
+    """Data that was left out of a file because of `--on-bad skip` or `mask`, with the reason and the first example.
 
-    `size` is the number of bytes of a whole file that was left out, or 0.
+    `count` is the number of sequences or tokens. `size` is the size in bytes if the whole file was left out, otherwise
+    0.
     """
 
     file: str
@@ -597,7 +597,7 @@ class SkippedData(FiniteModel):
 
 
 class Acceptance(FiniteModel):
-    """The reason why a Result may be a baseline: the gate passed it, or a person accepted it."""
+    """The reason why a Result may be a baseline: it passed the gate, or a person accepted it (`by_hand`)."""
 
     verdict: Literal["passed", "failed", "undecided"]
     by_hand: bool
@@ -605,11 +605,11 @@ class Acceptance(FiniteModel):
 
 
 class Provenance(FiniteModel):
-    """Origin of a Result.
+    """Origin of a Result: the input files and the options of the analysis.
 
-    `framework` is the name and version of the framework that would log `RunResult.logged`. `replay` has its settings.
-    `device` is the device of the arithmetic over tokens, if it was not the CPU. `log` is the file of the run's log.
-    `unread` are files in the given folders that contain dump data but do not have the name of a dump.
+    `framework` is the name and version of the framework whose metrics are in `RunResult.logged`. `replay` contains its
+    settings. `device` is the device that did the calculation. It is null for the CPU. `log` is the file of the run's
+    log. `unread` are files in the given folders that contain dump data, but are not named like a dump.
     """
 
     tool: str = "mismatchctl"
@@ -626,7 +626,7 @@ class Provenance(FiniteModel):
 
 
 class Result(View, FiniteModel, ByRun[RunResult]):
-    """The result of `analyze` by run. K3 is `result["run"].k3.value`, or `result.k3.value` if there is a single run."""
+    """The result of `analyze`. K3 is `result["run"].k3.value`. With a single run, it is also `result.k3.value`."""
 
     format: int = FORMAT
     provenance: Provenance
@@ -653,14 +653,14 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
     @property
     def steps(self) -> pl.DataFrame:
-        """Return one row per training step of the only run: its label, and the value of every metric."""
+        """Return a table with one row per training step. The Result must have a single run."""
         return self._single_run("steps").steps
 
     def plot(self, name: str = "k3") -> Figure:
-        """Draw one figure of the report of the only run with matplotlib.
+        """Draw one figure of the report with matplotlib. The Result must have a single run.
 
         Args:
-            name: `k3`, `distribution`, `k3_by_position`, ... The error for an unknown name lists all.
+            name: `k3`, `distribution`, `k3_by_position`, ... The error for an unknown name lists all names.
 
         Raises:
             ConfigError: The figure is unknown.
@@ -669,7 +669,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
         return self._single_run("plot").plot(name)
 
     def to_polars(self) -> pl.DataFrame:
-        """Return all overall values as rows: run, correction (null: none), metric, value, se, low, high, status."""
+        """Return overall values as rows: run, correction (null: none), metric, value, se, low, high, status."""
         rows = [
             {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
              **interval_bounds(value.interval), "status": value.status}
@@ -703,14 +703,14 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
 
 def find_run(result: Result, name: str) -> str | None:
-    """Return `name` if a run has this name, else the name of the only run, or None if there are several runs."""
+    """Return `name` if a run has this name. Otherwise, return the name of the only run, or None if there are more."""
     return name if name in result.runs else next(iter(result.runs)) if len(result.runs) == 1 else None
 
 
 def storage_types(result: Result, run: str) -> dict[str, str]:
-    """Return the data type of the stored log-probs of a run by column, for example `float`.
+    """Return the data type of the log-probs in the files of a run, for example `float`, for each column.
 
-    If a column of the files names the runs, each run gets the types of all files.
+    If one file contains several runs (column `run`), the types of all files are returned for each run.
     """
     files = [file for file in result.provenance.inputs if file.run == run] or result.provenance.inputs
     found = {

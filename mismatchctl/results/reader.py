@@ -124,7 +124,6 @@ def _check_series(series: Series, count: int, place: str) -> None:
 
 
 def _check_clusters(table: Clusters, groups: int, place: str) -> dict[str, Float64s]:
-    """Check a cluster table, and return its columns."""
     rows, columns = len(table.hashes), len(table.columns)
     _check_unique(table.columns, f"{place}.columns")
     _check_lengths(f"{place}.sums", rows, table.sums)
@@ -173,7 +172,7 @@ def _check_layers(sums: Mapping[str, Float64s], place: str) -> None:
 
 
 def _check_sums(run: RunResult, sums: Mapping[str, Float64s], place: str) -> None:
-    """Check that clusters and steps add up to the run."""
+    """Check that the sums over clusters and over steps agree with the run's own values."""
     whole = {key: found.value for key, found in run.overall.metrics.items() if found.value is not None}
     for key in ("tokens", "sequences"):
         parts = run.groups.metrics[key].value if key in run.groups.metrics else []
@@ -208,7 +207,7 @@ def _check_sums(run: RunResult, sums: Mapping[str, Float64s], place: str) -> Non
 
 
 class _RecordingTotals(dict[str, float]):
-    """A mapping of totals by name that records the names that a formula reads."""
+    """Totals by name. `names` records which of these totals a formula has read."""
 
     def __init__(self, totals: Mapping[str, float]) -> None:
         super().__init__(totals)
@@ -232,7 +231,7 @@ _RESULT_START = 512
 
 
 def is_result(path: str | Path) -> bool:
-    """Return True if the path is a file of a Result. Empty, unreadable and remote files are judged by their suffix."""
+    """Return True if the file is a Result. For empty, unreadable and remote files, the suffix decides."""
     if Path(path).suffix in (".jsonl", ".ndjson"):
         return False
     if is_remote(str(path)):
@@ -242,7 +241,7 @@ def is_result(path: str | Path) -> bool:
     except OSError:
         return Path(path).suffix == ".json" and not Path(path).is_dir()
     if b"[" in start and not any(key in start for key in (b'"mismatchctl"', b'"format"', b'"provenance"', b'"runs"')):
-        return is_baseline(Path(path))  # lists begin early in a dump, and in a baseline with corrections
+        return is_baseline(Path(path))  # both dumps and baselines may start with a list
     return start.startswith(b"{") or (not start and Path(path).suffix == ".json")
 
 
@@ -254,7 +253,6 @@ def read_result(path: str | Path) -> Result:
 
 
 def read_json(path: str | Path, remedy: str) -> Any:
-    """Read a local or remote JSON file."""
     try:
         return parse_json(decode_utf8(read_file(path)))
     except OSError as error:
@@ -283,5 +281,5 @@ def parse_result(data: Any, name: str) -> Result:
         problem = explain_error(error, Result, most=1) if isinstance(error, ValidationError) else str(error)
         raise DataError(f"damaged result: {problem}", file=name, remedy="analyze the dump again") from None
     for run in result.runs.values():
-        run.story = run.story or summarize_run(run)  # a Result made in memory has no story
+        run.story = run.story or summarize_run(run)  # a Result that was built by hand has no story
     return result

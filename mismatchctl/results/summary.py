@@ -1,4 +1,4 @@
-"""Summary of a run: level, growth, answers to four questions, and notes."""
+"""Summary of a run: how bad the mismatch is, since when, why, and what to do. Also the status of a run, and notes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None)
 
 
 def summarize_runs(result: Result, baseline: tuple[str, Result] | None = None) -> None:
-    """Store the summary of each run of a Result, compared with the same run of the baseline."""
+    """Store a summary in each run of a Result. If there is a baseline, compare each run with the same run there."""
     for name, run in result.runs.items():
         chosen = None if baseline is None else find_run(baseline[1], name)
         run.story = summarize_run(
@@ -132,7 +132,7 @@ def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> Basel
 
 
 def k3_interval(k3: Value) -> tuple[float, float] | None:
-    """Return the interval of K3, which is symmetric if the Result only has a standard error."""
+    """Return the 95% interval of K3. If the Result has only a standard error, the interval is symmetric."""
     if k3.interval or not k3.se or k3.value is None:
         return k3.interval
     return max(k3.value - INTERVAL_Z * k3.se, 0.0), k3.value + INTERVAL_Z * k3.se
@@ -219,7 +219,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 
 
 def headline_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the finding for the headline: a cause rather than a symptom, and only one with at least 5% of K3."""
+    """Return the main finding with at least 5% of K3. Causes come before symptoms, and harmless findings come last."""
     sure = [found for found in findings if found.confidence != "low"]
     large = [one for one in sure if one.share_k3 is None or one.share_k3 >= MIN_HEADLINE_SHARE]
     ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
@@ -233,13 +233,13 @@ def changes_loss_scale(run: RunResult, name: str) -> bool:
 
 
 def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Finding | None:
-    """Return the first cause that can be fixed and explains at least this share of K3."""
+    """Return the first cause that can be fixed, if it explains at least `least_share` of K3."""
     found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in CORRECTABLE_CAUSES)
     return next((one for one in found if one.share_k3 is None or one.share_k3 >= least_share), None)
 
 
 def find_growth(findings: Sequence[Finding]) -> float | None:
-    """Return the factor by which K3 grew, if a finding contains this factor as evidence."""
+    """Return the factor by which K3 grew, if it is part of the evidence of a finding."""
     for finding in findings:
         facts = {fact.name: fact.value for fact in finding.evidence}
         factor = facts.get("factor")
@@ -249,12 +249,11 @@ def find_growth(findings: Sequence[Finding]) -> float | None:
 
 
 def is_uncorrectable(finding: Finding) -> bool:
-    """Return True if no correction helps because of the finding. Its confidence must be high."""
+    """Return True if no correction helps against this cause. The confidence must be high."""
     return finding.cause not in CAUSES_WITH_VALID_ROLLOUT and finding.confidence == "high"
 
 
 def first_sentence(advice: str) -> str:
-    """Return the first sentence of an advice, without parentheses."""
     plain = re.sub(r" \([^()]*\)", "", advice)
     return f"{plain.split('. ')[0].rstrip('.')}."
 
@@ -304,7 +303,7 @@ def data_notes(result: Result) -> list[str]:
 
 
 def left_out_facts(left_out: Sequence[SkippedData]) -> list[str]:
-    """Describe the numbers of skipped sequences, files and tokens. Zeros are left out."""
+    """Describe how many sequences, files and tokens were left out. Do not mention zeros."""
     counts = Counter[tuple[str, str]]()
     for item in left_out:
         if item.reason == MASKED_TOKENS:
@@ -338,7 +337,6 @@ def prompt_notes(runs: Iterable[RunResult]) -> list[str]:
 
 
 def names_not_compared(run: RunResult) -> list[str]:
-    """List the names of the run's log that were not compared with the dump."""
     compared = {name for found in run.against.values() for name in found.names}
     compared |= {*run.against_metrics.names} if run.against_metrics else set()
     return [
@@ -380,7 +378,7 @@ _NEARLY_ALL = 0.95
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Status of a run, with the sentence that explains it and the finding that this sentence describes."""
+    """Status of a run (OK, CHECK or FAIL), the reason as `text`, and the cause that this text mentions."""
 
     status: Status
     text: str
@@ -388,7 +386,6 @@ class RunStatus:
 
 
 def run_status(run: RunResult) -> RunStatus:
-    """Judge a run by its K3, growth and findings."""
     summary, cause = get_summary(run), headline_finding(run.findings)
     named = cause is not None and cause.cause not in HARMLESS_CAUSES | SYMPTOMS
     growth, text, status = summary.growth, _describe_level(summary, named=named), _severity(run, summary)
@@ -419,7 +416,7 @@ def findings_status(findings: Sequence[Finding]) -> RunStatus:
 
 
 def describe_cause(cause: Finding) -> str:
-    """Return the title of a cause. Add the share of K3 if other causes also have a large share."""
+    """Return the title of a cause. If the cause has less than 95% of K3, add its share."""
     share = cause.share_k3
     likely = cause.confidence != "high" and cause.cause != "unexplained"
     title = f"probably {lower_first(cause.title)}" if likely else cause.title
@@ -427,13 +424,13 @@ def describe_cause(cause: Finding) -> str:
 
 
 def lower_first(text: str) -> str:
-    """Return a title for use inside a sentence. Abbreviations keep their capitals."""
+    """Start the title with a lower-case letter, for use inside a sentence. Abbreviations keep their capitals."""
     first = text.partition(" ")[0]
     return text if first[1:] != first[1:].lower() else text[:1].lower() + text[1:]
 
 
 def percent(share: float | None) -> str:
-    """Format a share with three significant digits. Only a share of nearly 1 becomes 100%."""
+    """Format a share as a percentage with three significant digits. Shares below 99.95% never become 100%."""
     if share is None:
         return DASH
     if 0 < abs(share) < 1e-5:
@@ -442,7 +439,7 @@ def percent(share: float | None) -> str:
 
 
 def describe_onset(growth: Growth, last_step: Label = None) -> str:
-    """Describe the change of a series from its onset to the last step. The string is empty without an onset."""
+    """Describe how a series changed and when the change started. Without an onset, return ""."""
     if growth.factor is None or growth.onset is None:
         return ""
     first, last = map(format_label, growth.onset_interval or (growth.onset, growth.onset))
@@ -452,7 +449,7 @@ def describe_onset(growth: Growth, last_step: Label = None) -> str:
 
 
 def _describe_level(summary: RunSummary, *, named: bool) -> str:
-    """Describe a high K3. A high K3 of an MoE is only mentioned if the cause is not known."""
+    """Describe a high K3. If the cause is known, only mention a K3 that is also too high for an MoE."""
     against = summary.against
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"

@@ -1,4 +1,4 @@
-"""Views of results: text, tables, JSON, and pages and figures through the renderer that `report/` implements."""
+"""Views of results: text, tables and JSON. `report/` implements the renderer for HTML pages and figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Renderer(Protocol):
     """Interface of a renderer, which draws results as pages, notebook cells and figures."""
 
     def page(self, shown: View) -> str:
-        """Return an HTML page that needs no other file."""
+        """Return an HTML page that works without other files."""
 
     def cell(self, shown: View) -> str:
         """Return HTML for a notebook: summary, trend, cause, corrections and one chart."""
@@ -54,7 +54,6 @@ def get_renderer() -> Renderer:
 
 
 def json_text(data: object) -> str:
-    """Return strict JSON that ends with a newline."""
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -67,12 +66,10 @@ class TextView(ABC):
     """Base class for results that print a few sentences and a table."""
 
     def _lines(self) -> list[str]:
-        """Return the sentences above the table."""
         return []
 
     @abstractmethod
-    def _table(self) -> TableText:
-        """Return headings and rows of the table."""
+    def _table(self) -> TableText: ...
 
     def __str__(self) -> str:
         lead = [line for text in self._lines() for line in textwrap.wrap(escape_terminal(text), MAX_WIDTH, max_lines=2)]
@@ -146,16 +143,16 @@ class View(TextView):
 
 
 class ByRun(Generic[Item]):
-    """A mapping of results by run: `result["run"]`."""
+    """Base class of results with one entry per run: `result["name of the run"]`."""
 
     if TYPE_CHECKING:  # each model declares this field, in its own order
 
         @property
         def runs(self) -> dict[str, Item]:
-            """Return the results by the name of the run."""
+            """Return the entries. The keys are the names of the runs."""
 
     def __getitem__(self, run: str) -> Item:
-        """Return the results of a run by its name, or by the end of its name if this is unique."""
+        """Return the entry of a run. The end of its name is enough, if no other run has the same end."""
         if run in self.runs:
             return self.runs[run]
         ends = [name for name in self.runs if name.rstrip("/").endswith(str(run))]
@@ -175,7 +172,7 @@ def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def make_frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.DataFrame:
-    """Convert rows to a polars table. `columns` are pairs of a polars type and the names of columns with this type."""
+    """Convert rows to a polars table. Each item of `columns` is a polars type and the columns that have this type."""
     import polars as pl
 
     kinds = {name: getattr(pl, kind) for kind, names in columns for name in names.split()}

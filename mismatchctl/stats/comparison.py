@@ -1,4 +1,4 @@
-"""Test whether a metric is significantly worse than allowed compared with a baseline, and for which tokens."""
+"""Test whether a metric is significantly worse than in a baseline, beyond an allowed change."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ get their share.
 """
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
 """Weights of the probability bins: about 1 / (1 - p), because the effect of a logit error is proportional to 1 - p."""
-_CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # clusters are clipped this many median deviations from the median
+_CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # the limits of a cluster, in median deviations from the median
 _MIN_CLIPPED_CLUSTERS = 8  # with fewer clusters in the baseline, its median deviation is uncertain
-# Lost tokens exceed the lowest K3 cap, from |log ratio| 2^_LOST_EXPONENT on, that at most this share of the baseline's
-# tokens exceeds.
+# A token is lost if its K3 exceeds a cap that nearly no token of the baseline exceeds (at most `_MOST_LOST_SHARE`).
+# The lowest possible cap belongs to |log ratio| = 2^_LOST_EXPONENT.
 _LOST_EXPONENT, _MOST_LOST_SHARE = -2, 1e-4
-# Enough clusters have lost tokens if the chance that all are in the new sample is at most this multiple of the level.
+# All clusters with lost tokens may be in the new sample by chance. If p is at most 3 * level, there are enough of them.
 _LOST_LEVELS = 3.0
 _ROUNDING = 1e-6  # relative to the sum of all |excess|
-_TIE_WEIGHT = 0.02  # weight of the bulk of K3 in the test of lost tokens, which breaks ties
-_MOST_BULK_WEIGHT = 0.4  # maximum of the bulk in this test, so that it cannot outweigh one lost token
+_TIE_WEIGHT = 0.02  # weight of the bulk in the test of lost tokens. It breaks ties.
+_MOST_BULK_WEIGHT = 0.4  # its maximum, so that one lost token has more weight
 
 
 class Allowance(BaseModel):
@@ -82,9 +82,9 @@ ROUNDING_TOLERANCE = 1e-4
 class K3Part(FiniteModel):
     """One part of K3: most tokens (bulk), tokens with a large K3 up to a cap (shoulder), or K3 above the cap (tail).
 
-    `share` is the part's share of the baseline's K3, and `rise` its relative rise per token at the same probabilities.
-    `rose` is true if a one-sided test at 5% finds the rise significant. The bound of this test is narrower than the
-    interval.
+    `share` is the share of the baseline's K3 in this part. `rise` is the relative change of the mean of this part since
+    the baseline, with a 95% `interval`. It is measured at equal rollout probability. `rose` is true if the rise is
+    significant (one-sided test at 5%).
     """
 
     name: Literal["bulk", "shoulder", "tail"]
@@ -96,7 +96,10 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """Excess of each cluster over its share of the limit, in the new sample [n] and in the baseline [m]."""
+    """Contribution of each cluster to the excess of a sample over the allowed limit.
+
+    The sum of `new` is the excess of the new sample. The sum of `old` is about 0, because it defines the limit.
+    """
 
     new: Float64s
     old: Float64s
@@ -104,7 +107,7 @@ class ExcessStatistic:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Return True if the new sample is above the limit by more than rounding."""
+        """Return True if the new sample is above the limit, except for rounding errors."""
         rounding = np.abs(_ROUNDING * self.new).sum()
         return bool(self.new.sum() > min(rounding, sys.float_info.max))  # an overflow exceeds the limit
 
@@ -121,7 +124,7 @@ class BaselineComparison:
 
     @property
     def affects_most_tokens(self) -> bool:
-        """Return True if bulk or shoulder exceeds the limit, so that the change is not limited to a few tokens."""
+        """Return True if the bulk or the shoulder of K3 exceeds its limit. Then more than a few tokens changed."""
         return any(statistic.exceeds_limit for statistic in self.statistics[:2])
 
 
@@ -153,14 +156,14 @@ def compare_samples(
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
-    """Return True if the comparison uses K3 by rollout probability and cap."""
+    """Return True if the comparison uses `K3Layers`, and not only the value of the metric."""
     return metric.metric.key == "k3" and not metric.prefix and not lower
 
 
 def find_layers(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, *, lower: bool
 ) -> tuple[K3Layers, K3Layers] | None:
-    """Return K3 by rollout probability and cap, if the comparison uses this and both Results contain it."""
+    """Return the `K3Layers` of both samples. If the metric or a Result does not have any, return None."""
     if not is_layered(metric, lower=lower):
         return None
     new, old = K3Layers.from_sample(sample), K3Layers.from_sample(baseline)
@@ -170,7 +173,7 @@ def find_layers(
 def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: float = 0.05) -> list[ExcessStatistic]:
     low, high = old.find_cap(BULK_SHARE), old.find_cap(SHOULDER_SHARE)
     sizes = new.tokens.sum(1), old.tokens.sum(1)
-    risen = old.scale(1 + allowance.relative) if allowance.relative else old  # a capped K3 rises less than K3 itself
+    risen = old.scale(1 + allowance.relative) if allowance.relative else old  # caps do not grow with K3
     limited = [new.capped, risen.capped + allowance.absolute * old.tokens[:, :, None]]
     bulk = _excess_within_bins(new, old, *(each[:, :, low] for each in limited))
     shoulder = _excess_within_bins(new, old, *(each[:, :, high] for each in limited))
@@ -193,7 +196,7 @@ def _excess_over_limit(
 
 
 def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the excess of each cluster, with a limit per bin of the rollout probability."""
+    """Return the excess of each cluster. Each bin of the rollout probability has its own limit."""
     found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
         values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))
@@ -216,7 +219,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count tokens by cluster with a larger K3 than nearly all of the baseline's, or 0 if such tokens are common."""
+    """Count the lost tokens of each cluster (see `LEVEL_SHARES`). If they cannot be defined, all counts are 0."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -226,7 +229,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the number of lost tokens per cluster. The bulk of K3 breaks ties."""
+    """Return the excess of lost tokens of each cluster. To break ties, add a little of the excess of the bulk."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -235,9 +238,9 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return the number of clusters with lost tokens that is needed to decide a test at this level."""
+    """Return how many clusters must have lost tokens, so that a test at this level can be significant."""
     places = np.arange(new)
-    all_new = np.cumprod((new - places) / (new + old - places))  # for the first 1, 2, ... clusters
+    all_new = np.cumprod((new - places) / (new + old - places))  # probability for 1, 2, ... clusters
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
     return float(reached[0]) + 1 if len(reached) else math.inf
 
@@ -251,10 +254,11 @@ def linear_statistic(
     lower: bool = False,
     factor: float = 1.0,
 ) -> ExcessStatistic:
-    """Return the linearized excess of a smooth metric, which is exact for a mean.
+    """Return the excess of a metric over its limit as a sum over clusters. It is exact for a mean.
 
-    A mean is linearized at the values of each sample, which keeps the test monotone. Weight metrics are linearized at
-    the value of the pooled sample, because a few large weights distort the slope.
+    For other smooth metrics, it is a linear approximation. Its slopes are taken at the values of each sample, so that a
+    larger value always gives a larger excess. For metrics of weights, the slopes are taken at the values of both
+    samples together, because a few large weights distort the slopes of one sample.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]
@@ -272,7 +276,7 @@ def linear_statistic(
 
 
 def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, *, lower: bool = False) -> Float64s:
-    """Return terms by cluster that add up to the excess of a metric over a fixed limit."""
+    """Divide the excess of a metric over a fixed limit among the clusters. The terms add up to the excess."""
     value, influence, size = compute_influence(sample, metric)
     excess: Float64s = influence + (value - limit) * size / size.sum()
     return -excess if lower else excess
@@ -281,7 +285,6 @@ def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, 
 def _pooled_influence(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric
 ) -> list[tuple[float, Float64s, Float64s]]:
-    """Return the influence of each cluster, with slopes at the pooled sample."""
     names = tuple(name for name in sample.names if name in baseline.columns)
     sums = [each.sums[:, [each.columns[name] for name in names]] for each in (sample, baseline)]
     value, influence, size = compute_influence(
@@ -315,8 +318,8 @@ def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3P
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None, bool]:
-    """Return the relative rise of a mean within probability bins, its interval, and whether it is significant."""
-    expected, spread = np.zeros(len(new_tokens)), np.zeros(len(old))  # K3 with the baseline's bin means, and its error
+    """Return the relative rise of a mean at equal rollout probability, its interval, and whether it is significant."""
+    expected, spread = np.zeros(len(new_tokens)), np.zeros(len(old))  # K3 expected from the baseline, and its error
     for bins in merge_bins(old_tokens.sum(axis=0)):
         size = float(old_tokens[:, bins].sum())
         mean = float(old[:, bins].sum()) / size if size else math.nan
@@ -339,7 +342,7 @@ def _relative_rise(
 
 
 def _difference_error(exchange: SampleExchange, new: Float64s, old: Float64s) -> tuple[float | None, int]:
-    """Return the standard error of the difference of two sums over clusters, and its degrees of freedom."""
+    """Return the standard error of the difference between two sums over clusters, and its degrees of freedom."""
     n, m = len(new), len(old)
     if min(n, m) < 2:
         return None, 0

@@ -24,7 +24,7 @@ _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Return the weights of clusters, 0 or 2, in the replicates `start` to `stop` [stop - start, N]."""
+    """Return the weight of each cluster, 0 or 2, in the replicates from `start` to `stop`. A row is one replicate."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -36,7 +36,7 @@ def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
 def resample_metrics(
     samples: Sequence[ClusterSample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
 ) -> list[list[Float64s]]:
-    """Evaluate metrics on samples with the same replicates, as `[sample][metric]` of shape [R], NaN if undefined."""
+    """Return the bootstrap replicates of each metric of each sample. All samples use the same weights of clusters."""
     every = np.unique(np.concatenate([sample.keys for sample in samples]))
     positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
     wanted = [np.unique(np.concatenate([np.asarray(columns) for columns in rows])) for rows in positions]
@@ -48,14 +48,14 @@ def resample_metrics(
         for sample, used, rows, outs in zip(samples, wanted, positions, found, strict=True):
             own = drawn if len(sample) == len(every) else drawn[:, np.searchsorted(every, sample.keys)]
             with np.errstate(all="ignore"):
-                sums = own @ sample.sums[:, used]  # all columns at once, so that weights are read once
+                sums = own @ sample.sums[:, used]  # all columns at once, because this reads the weights only once
             for metric, columns, out in zip(metrics, rows, outs, strict=True):
                 out[start:stop] = metric.evaluate(sums[:, np.searchsorted(used, columns)], sample, columns)
     return found
 
 
 def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
-    """Return the percentile interval, if enough replicates are defined."""
+    """Return the percentile interval of bootstrap replicates, or None if too many replicates are NaN."""
     ordered = np.sort(draws)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
     place = max(int(round((1 - INTERVAL_LEVEL) / 2 * (len(ordered) + 1), 6)) - 1, 0)
@@ -65,7 +65,7 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Return the one-sided p-value of a number above zero. An undefined replicate counts as not above zero."""
+    """Return the one-sided p-value of "the number is above 0", from its replicates. NaN counts as 0 or less."""
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)
@@ -92,16 +92,16 @@ def adjust_fdr(p_values: Sequence[float]) -> list[float]:
 
 LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
 """Minimum and maximum number of relabelings in a permutation test."""
-_PER_LEVEL = 5  # minimum number of more extreme relabelings at the level
+_PER_LEVEL = 5  # minimum number of relabelings beyond the significance level
 _PERMUTATION_BLOCK = 1 << 20  # labels drawn at once
 _PERMUTATION_SALT = np.uint64(0x7065726D75746564)
-_ROUNDING = 1e-9  # relative difference of totals that count as equal
+_ROUNDING = 1e-9  # relative difference up to which totals are equal
 Labels = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class SampleExchange:
-    """Clusters of a new and an old sample whose labels can be exchanged."""
+    """Permutation test on the clusters of two samples. It exchanges the labels "new" and "old" of the clusters."""
 
     new: Hashes
     old: Hashes
@@ -109,7 +109,7 @@ class SampleExchange:
 
     @cached_property
     def pairs(self) -> tuple[Hashes, Ints, Ints]:
-        """Return the clusters that both samples contain, and their rows in the new and in the old sample."""
+        """Return the clusters that are in both samples, and their row indices in the new and in the old sample."""
         found: tuple[Hashes, Ints, Ints] = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
         return found
 
@@ -130,13 +130,13 @@ class SampleExchange:
         return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
 
     def totals(self, new: Float64s, old: Float64s) -> Float64s:
-        """Return the totals of the rows with the label new [1 + R, K], the observed labels first."""
+        """Return the sum of the rows with label "new": first for the observed labels, then for each relabeling."""
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
 
     def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
-        """Return one-sided p-values of the observed totals [K], which may be smaller than 1 / draws."""
+        """Return one-sided p-values of the observed totals. Very small p-values are computed without random draws."""
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
@@ -151,14 +151,13 @@ class SampleExchange:
         return found
 
     def two_sided_p_values(self, new: Float64s, old: Float64s) -> Float64s:
-        """Return two-sided p-values of the observed totals [K]."""
         totals = self.totals(new, old)
         tails = [self.resolve_tails(x * new, x * old, shares_above(x * totals)[0]) for x in (1.0, -1.0)]
         found: Float64s = np.minimum(2 * np.minimum(*tails), 1.0)
         return found
 
     def labels(self) -> Iterator[Labels]:
-        """Yield random labels of the rows [R, n + m]: 1 means new."""
+        """Yield blocks of relabelings [R, n + m]. In a row, 1 means "new" and 0 means "old"."""
         paired, first, second = self.pairs
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
@@ -196,19 +195,19 @@ def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Itera
 
 
 def count_relabelings(new: int, old: int, shared: int = 0) -> int:
-    """Return the number of ways to label clusters as new and old."""
+    """Return the number of ways to label the clusters as new and old. `shared` clusters are in both samples."""
     return math.comb(new + old - 2 * shared, new - shared) << shared
 
 
 _NEWTON_STEPS, _CONVERGED = 60, 1e-10
-_TAIL_MARGIN = 3.0  # the approximation is up to this much too small if values are tied or clusters are few
+_TAIL_MARGIN = 3.0  # with ties or few clusters, the approximation is too small by up to this factor
 
 
 def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total: float) -> float:
-    """Estimate the share of all relabelings with at least this total, without random draws.
+    """Estimate which share of all relabelings has a total of at least `total`, without random draws.
 
-    The result is the saddlepoint approximation of Skovgaard (1987), at most the Chernoff bound. `differences` are new
-    minus old of shared clusters, whose signs a relabeling changes.
+    The estimate is the saddlepoint approximation of Skovgaard (1987), but at most the Chernoff bound. `differences` are
+    new minus old values of the clusters that are in both samples. A relabeling changes the signs of some of them.
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
     if not 0 < largest < math.inf:  # the test is also true for NaN
@@ -237,12 +236,11 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
 
 
 def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> tuple[float, float, float]:
-    """Maximize the exponent of the approximation by Newton's method. Each exponent on the way gives a valid bound."""
+    """Maximize the exponent of the approximation by Newton's method. Each intermediate exponent gives a valid bound."""
     share = chosen / len(single) if len(single) else 0.5
     logit, unlabelled = math.log(share / (1 - share)), len(single) * math.log1p(-share)
 
     def derivatives(level: float, slope: float) -> tuple[float, Float64s, Float64s]:
-        """Return the exponent, its gradient, and the negative second derivatives."""
         x, y = slope * half, logit + level + slope * single
         log_odds = np.logaddexp(0.0, y)
         labelled, signs = np.exp(y - log_odds), np.tanh(x)
@@ -277,7 +275,7 @@ def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: floa
 
 
 def shares_above(totals: Float64s) -> Float64s:
-    """Return for each relabeling and statistic the share of relabelings with at least its total [1 + R, K]."""
+    """Return for each total the share of relabelings with at least this total, for each statistic [1 + R, K]."""
     shares = np.empty_like(totals)
     for column, out in zip(totals.T, shares.T, strict=True):
         ordered, size = np.sort(column), np.abs(column[np.isfinite(column)]).max(initial=0.0)
@@ -286,6 +284,6 @@ def shares_above(totals: Float64s) -> Float64s:
 
 
 def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> Float64s:
-    """Return the smallest weighted p-value of each relabeling [1 + R], the observed first (Westfall and Young 1993)."""
+    """Return the smallest weighted p-value of each relabeling, observed labels first (Westfall and Young 1993)."""
     smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

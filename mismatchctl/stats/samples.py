@@ -1,4 +1,4 @@
-"""Samples: the cluster table of a Result as named columns, metrics of the table's totals, and K3 by cap."""
+"""Cluster tables of Results as arrays, the metrics that are computed from these tables, and K3 with caps."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ DUMP_REMEDY = "pass the dump instead of the Result"
 
 @dataclass(frozen=True)
 class ClusterSample:
-    """Sums by cluster of a run, of one step, or of one value of a column."""
+    """Sums of each cluster in a whole run, in one step, or for one value of a `--by` column."""
 
-    keys: Hashes  # identify each cluster across Results [N], ascending
+    keys: Hashes  # ascending hashes. A cluster has the same hash in each Result [N]
     names: tuple[str, ...]  # of the columns [K]
     sums: Float64s  # [N, K]
 
@@ -58,7 +58,7 @@ class ClusterSample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def equal_sides(self, other: ClusterSample) -> list[str]:
-        """If two samples have the same responses, return the sides ("rollout", "train") with equal log-probs."""
+        """If two samples have the same responses, return the sides (rollout, train) with the same log-probs in both."""
         sizes = ("tokens", "sequences", "squared_length")
         if not (np.array_equal(self.keys, other.keys) and all(self._agrees(other, name) for name in sizes)):
             return []
@@ -76,14 +76,14 @@ def build_run_sample(run: RunResult) -> ClusterSample:
 
 
 def build_step_sample(run: RunResult, index: int) -> ClusterSample:
-    """Return the clusters of one step, by its index among the labels."""
+    """Return the clusters of one step. `index` is the index of the step in the labels."""
     if not run.clusters.groups:
         raise DataError("the Result does not contain clusters by step, because there are too many", remedy=DUMP_REMEDY)
     return _build_sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
 def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample:
-    """Return the clusters whose `--by` column has the value at `index` of the column's labels."""
+    """Return the clusters of one value of a `--by` column. `index` is the index of the value in the labels."""
     if column not in run.by:
         remedy = f"analyze the dump with {option('by', column)}"
         raise DataError(f"the Result does not contain a breakdown by {column}", remedy=remedy)
@@ -97,10 +97,10 @@ def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample
 def _build_sample(
     table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> ClusterSample:
-    """Add up the rows of each cluster. A cluster that is not a prompt is identified together with its step."""
+    """Add up the rows of each cluster. Clusters that are not prompts are different clusters in different steps."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
-    sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # the largest stored value means an overflow
+    sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # the largest value that is stored means an overflow
     if table.by != "prompt" and table.groups and steps is not None:
         keys = mix_hashes(keys, hash_values(np.array(list(map(str, steps.labels))))[table.groups])
     return ClusterSample.merge(keys[rows], tuple(table.columns), sums[rows])
@@ -108,15 +108,15 @@ def _build_sample(
 
 @dataclass(frozen=True)
 class TableMetric:
-    """A metric with the prefix of its columns: "" for the mismatch, otherwise a pair of policies or a correction."""
+    """A metric of the cluster table. `prefix` is the prefix of its columns, for a policy pair or a correction."""
 
     metric: Metric
-    prefix: str = ""  # a column without the prefix is the fallback
+    prefix: str = ""  # if there is no such column, the name without prefix is used
     needs: str = ""  # a column that must exist
 
     @property
     def is_resampled(self) -> bool:
-        """Return True if the metric is a smooth function of sums. Maxima, quantiles and counts are not resampled."""
+        """Return True if the metric is a smooth function of sums. Maxima, quantiles and counts are not."""
         return self.metric.formula is not None and self.metric.has_error
 
     def of(self, sample: ClusterSample) -> float:
@@ -135,7 +135,7 @@ class TableMetric:
         return [sample.columns[name] for name in asked.read]
 
     def evaluate(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
-        """Evaluate the metric on totals [..., len(positions)] of these columns. An undefined value is NaN."""
+        """Evaluate the metric on sums of the columns at `positions` (the last axis). An undefined value is NaN."""
         assert self.metric.formula is not None
         found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
         with np.errstate(all="ignore"):
@@ -144,7 +144,7 @@ class TableMetric:
 
 
 class _PrefixedTotals:
-    """Totals by name, preferably with the prefix. `read` lists the names that a formula reads, in order."""
+    """Totals by name, with the prefix if such a column exists. `read` contains the names that a formula has read."""
 
     def __init__(self, prefix: str, found: Mapping[str, Number]) -> None:
         self.prefix, self.found = prefix, found
@@ -182,7 +182,7 @@ _SLOPE_STEP = 1e-4  # relative change of a cluster's weight, divided by the numb
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """Return the value of a metric, the influence of each cluster [N], and the weights of clusters."""
+    """Return a metric, its slope for the weight of each cluster (influence), and the sizes of the clusters."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)
@@ -210,17 +210,17 @@ def compute_interval(sample: ClusterSample, metric: TableMetric) -> tuple[tuple[
 
 
 _CAP_STEPS = np.diff(K3_CAPS)
-_LOWEST_K3 = K3_CAPS[0] / 4.0**8  # far below the lowest cap, which nearly all tokens exceed
-_SCARCE_SHARE = 0.005  # minimum share of tokens for a separate mean
+_LOWEST_K3 = K3_CAPS[0] / 4.0**8  # so low that nearly all tokens exceed it
+_SCARCE_SHARE = 0.005  # minimum share of tokens in a bin
 
 
 @dataclass(frozen=True)
 class K3Layers:
-    """K3 of each cluster by rollout probability and by cap on the K3 of a token."""
+    """K3 of each cluster, by bin of the rollout probability. `capped` limits the K3 of each token to several caps."""
 
-    k3: Float64s  # total [N]
-    tokens: Float64s  # by bin of the rollout probability [N, B]
-    capped: Float64s  # K3 by that bin and cap [N, B, C]
+    k3: Float64s  # sum over all tokens [N]
+    tokens: Float64s  # number of tokens by bin [N, B]
+    capped: Float64s  # sum of min(K3, cap) by bin and cap [N, B, C]
 
     @classmethod
     def from_sample(cls, sample: ClusterSample) -> K3Layers | None:
@@ -232,26 +232,26 @@ class K3Layers:
 
     @cached_property
     def share_above(self) -> Float64s:
-        """Return the share of tokens whose K3 exceeds each cap [C - 1]. Tokens below the next cap count partly."""
+        """Return the share of tokens whose K3 exceeds each cap but the last. Tokens just above a cap count partly."""
         found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
         return found
 
     def find_cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
-        """Return the index of the lowest cap that at most this share of the tokens exceeds."""
+        """Return the index of the lowest cap that is exceeded by at most `share` of the tokens."""
         first = least - CAP_EXPONENTS[0]
         reached = np.flatnonzero(self.share_above[first:] <= share)
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
 
     def count_above(self, cap: int) -> Float64s:
-        """Return the number of tokens of each cluster above a cap [N]. Tokens below the next cap count partly."""
+        """Return how many tokens of each cluster exceed a cap. Tokens just above the cap count partly."""
         found: Float64s = np.diff(self.capped[:, :, cap : cap + 2].sum(axis=1), axis=1)[:, 0] / _CAP_STEPS[cap]
         return found
 
     def scale(self, factor: float) -> K3Layers:
         """Return the layers that would result if the K3 of each token were multiplied by `factor`.
 
-        Between two caps, the sum over all clusters is interpolated in logarithms by a cubic polynomial. The difference
-        is divided among the clusters in proportion to their K3.
+        This needs sums for caps that are not stored. Each sum is interpolated between the two nearest caps. The share
+        of each cap comes from a cubic polynomial through the logarithms of the sums over all clusters.
         """
         below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
         known = np.concatenate([below, self.capped], axis=2)
@@ -276,7 +276,7 @@ class K3Layers:
 
 
 def merge_bins(tokens: Float64s) -> list[slice]:
-    """Merge neighboring probability bins [B] until each bin has enough tokens of the baseline for a mean."""
+    """Merge neighboring probability bins until each bin has enough tokens for a mean."""
     found, start, least = [], 0, _SCARCE_SHARE * tokens.sum()
     for stop in range(1, len(tokens) + 1):
         if tokens[start:stop].sum() >= least and tokens[stop:].sum() >= least:

@@ -35,7 +35,6 @@ class _Breaks:
 
     @property
     def at_one_place(self) -> bool:
-        """Return True if most rows break at the same position."""
         begins = self.split[self.found]
         return len(begins) >= _ROWS and float(np.mean(np.abs(begins - np.median(begins)) <= 3)) >= _SAME
 

@@ -328,7 +328,6 @@ _VOCABULARY_MAX_NOISE = 1.5 * BFLOAT16_NOISE
 
 
 def _match_impossible_tokens(case: Case) -> Detection | None:
-    """Find sampled tokens with probability 0 in the trainer."""
     tally = case.evidence.tallies.get("impossible_train")
     if tally is None or "other_vocabulary" in case.explained:
         return None

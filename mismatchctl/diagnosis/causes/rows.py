@@ -104,7 +104,6 @@ def detect_identical(case: Case) -> Detection | None:
 
 
 def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
-    """Report that the two sides have equal log-probs for all or nearly all tokens."""
     tokens = case.evidence.tokens
     other, away = tokens - same, np.abs(case.x[case.x != 0])
     text = f"all {tokens:,} valid tokens are bit-identical in the two columns"
@@ -221,7 +220,6 @@ def _tokens_since_turn(case: Case) -> Ints | None:
 
 
 def detect_context_at_turn(case: Case) -> Detection | None:
-    """Find a jump of the difference at a turn boundary."""
     turn = None if case.reshaped or case.noise == 0 else case.turns
     if turn is None:
         return None
@@ -283,7 +281,6 @@ def detect_context_at_turn(case: Case) -> Detection | None:
 
 
 def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
-    """Mark the first few of the given tokens in each row, or the last few."""
     running = np.append(0, np.cumsum(tokens))
     starts = case.each(case.starts)
     before = running[:-1] - running[starts]

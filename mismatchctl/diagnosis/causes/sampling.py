@@ -131,7 +131,6 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
 
 
 def _gains_only(case: Case) -> bool:
-    """Return True if many rollout log-probs are far above the trainer's, and nearly none far below."""
     losses = case.scaled[case.x > 0]
     if len(losses) < 50:  # too few tokens to estimate the noise
         return False
@@ -206,7 +205,6 @@ def _describe_top_k(length: tuple[int, int, int] | None) -> tuple[str, list[Fact
 def _describe_tempered_setting(
     case: Case, b: float, ends: tuple[float, float], explained: float, nucleus: bool = False
 ) -> tuple[str, list[Fact]]:
-    """Describe the truncation of a rollout that also has another temperature, 1 / b."""
     meaning = "temperature of the rollout relative to the trainer, from different tokens after the same prefix"
     if explained < SAME_SURE_EXPLAINED:
         said = f"a temperature of about {1 / b:.2g} together with other settings (top-p, top-k, min-p, penalties)"
@@ -444,7 +442,6 @@ _PENALTY_MIN_TOKENS = 100
 
 @cached_on_case
 def count_earlier(case: Case) -> Ints:
-    """Count how often each token occurred earlier in its response [N]."""
     ids = case.rows.extra_columns["token_ids"][case.index].astype(np.int64)
     pairs = case.where * (ids.max(initial=0) + 1) + ids
     order = np.argsort(pairs, kind="stable")

@@ -462,13 +462,11 @@ class Levels:
 
 
 def _number(names: Iterable[GroupValue]) -> Ints:
-    """Number the names in the order of their first appearance. Equal names get the same number."""
     known: dict[GroupValue, int] = {}
     return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
 
 
 def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
-    """Return sums of products of deviations from the group means, and the degrees of freedom."""
     summed = np.zeros((int(groups.max()) + 1, *table.shape[1:]))
     np.add.at(summed, groups, table)
     sums = summed[:, 0, 1:]
