@@ -154,7 +154,7 @@ def format_count(count: int, noun: str) -> str:
 def format_heavy_tail(covers: float | None) -> str:
     """Explain that few clusters or weights dominate, and how often the interval then contains the true value."""
     instead = "fewer than 95%" if covers is None else f"about {covers:.0%}"
-    return f"few clusters or rare weights dominate, so the 95% interval contains the true value in {instead} of dumps"
+    return f"few prompts or rare weights dominate, so the 95% interval contains the true value in {instead} of dumps"
 
 
 def format_estimate_or_reason(value: float | None, se: float | None, unit: str, status: str) -> str:

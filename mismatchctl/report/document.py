@@ -1,4 +1,4 @@
-"""The document model. Pages build documents with strings from dumps as they are. The writers escape the strings."""
+"""The document model. Documents contain the strings of dumps unchanged, and the writers escape these strings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
-"""The media that show a document part: all (HTML, terminal, Markdown), all but Markdown, or only HTML."""
+"""Values of `reach`: a part is shown everywhere, in the terminal and on pages, or only on pages."""
 MIN_SPARKLINE_SPREAD = math.log(1.5)  # minimum range of a sparkline's axis, in nats
 PartT = TypeVar("PartT", bound="DocumentPart")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -35,14 +35,14 @@ class TableCell:
 
 
 def number_cell(value: float | None, unit: str = "", form: Callable[[Any], str] | None = None) -> TableCell:
-    """Return a cell with a plain number, by default as `format_number` shows it."""
+    """Return a cell with a plain number, formatted by `form` or by default with `format_number`."""
     text = format_number(value, unit) if form is None else form(value)
     return TableCell(text, sort_key="" if value is None else f"{value:.6g}")
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: heading, how to make a cell from an item, and the kind of its cells."""
+    """A column of a table. `text` is the heading, `make` returns the cell of an item, and `kind` is its style."""
 
     text: str
     make: Callable[[Any], TableCell | str | float | None] | str = str  # a function, or the name of an attribute
@@ -107,7 +107,7 @@ class Table(DocumentPart):
 
 @dataclass
 class Answers(DocumentPart):
-    """The answers of the summary, with K3, its values over the steps [S], and a command to copy."""
+    """The answers of the summary, with K3, K3 at each step, and a command to copy."""
 
     lines: Sequence[Answer]
     k3: float | None = None
@@ -197,7 +197,7 @@ class Figures(DocumentPart):
 
 @dataclass
 class Explorer(DocumentPart):
-    """The function that returns the data for the script of the threshold explorer, and the anchors of its metrics."""
+    """The threshold explorer of a sweep. `data` returns the data for its script, `anchors` are glossary entries."""
 
     data: Callable[[], Any]
     anchors: Collection[str]
@@ -206,7 +206,7 @@ class Explorer(DocumentPart):
 
 @dataclass
 class Section(DocumentPart):
-    """A section with its parts, which can be sections. Without a title, no heading is printed."""
+    """A section with its parts, which can be sections. A section without a title is shown without a heading."""
 
     title: str
     anchor: str
@@ -226,7 +226,7 @@ class Section(DocumentPart):
 
 
 def scale_sparkline(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Average a positive series to at most `width` points. Return their heights on a log axis, 0 (bottom) to 1."""
+    """Average a positive series to at most `width` points. Return the height of each point on a log axis, 0 to 1."""
     heights = [None if value is None else math.log(value) if value > 0 else -math.inf for value in values]
     if len(heights) > width:
         cuts = [round(i * len(heights) / width) for i in range(width + 1)]

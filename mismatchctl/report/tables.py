@@ -62,7 +62,7 @@ def by_severity(judged: Mapping[str, RunStatus]) -> list[str]:
 
 
 def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = "") -> Headline:
-    """Return the answer of the only run after its name, or the number of runs that need attention."""
+    """Return a headline with the answer of a single run, or with the number of runs that need attention."""
     worst, bad = by_severity(judged)[0], sum(one.status != "OK" for one in judged.values())
     title = f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} attention" if bad else calm
     title = f"{worst}: {judged[worst].text}" if len(judged) == 1 else title
@@ -72,7 +72,7 @@ def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = ""
 def runs_table(
     judged: Mapping[str, RunStatus], head: str, *more: Column, title: str = "", most: int = MAX_RUNS
 ) -> Iterator[Table | Note]:
-    """Yield a table of the most severe runs, with further columns before the answer, and count the other runs."""
+    """Yield a table of the most severe runs, and a note that counts the others. `more` columns precede the answer."""
     order = by_severity(judged)
     shown = order[: most + (len(order) == most + 1)]
     answer = Column(head, lambda name: judged[name].text, "text", 1, flexible=True)
@@ -104,7 +104,7 @@ def metric_columns(
     keys: Iterable[str] | Mapping[str, int | None], value: Callable[[Any, str], Value],
     scope: str = "m", titles: Mapping[str, str] | None = None, *, errors: bool = True,
 ) -> list[Column]:  # fmt: skip
-    """Return a column per metric. `keys` may map metrics to `Column.drop`. `value` returns a metric of an item."""
+    """Return a column per metric. `keys` may map metrics to `Column.drop`. `value` takes an item and a metric key."""
 
     def column(key: str) -> Column:
         metric, text = find_metric(key, scope), (titles or {}).get(key, "")

@@ -24,7 +24,7 @@ _ASCII_REPLACEMENTS = str.maketrans({
 _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
 MIN_NAME_WIDTH, MAX_NAME_WIDTH, MIN_FLEXIBLE_WIDTH, MAX_LINES = 24, 48, 20, 24
-"""Widths of the name column and of flexible columns, whose longer cells are cut, and lines of a first screen."""
+"""Limits of the width of the name column, minimum width of flexible columns, maximum lines of a first screen."""
 STYLES = {
     "OK": "bold green", "CHECK": "bold yellow", "FAIL": "bold red", "bad": "bold red", "failed": "bold red",
     "high": "bold red", "error": "bold red", "alarm": "yellow", "fair": "yellow", "medium": "yellow",
@@ -129,7 +129,7 @@ class TerminalWriter:
         return "".join(" " if share is None else bars[min(int(share * len(bars)), len(bars) - 1)] for share in shares)
 
     def cut(self, text: str, indent: int = 0) -> str:
-        """Escape a text, and cut long names and the text itself to `limit` lines next to an indent."""
+        """Escape a text, shorten long names, and cut the text to `limit` lines that start after `indent` characters."""
         if not self.limit:
             return self.text(text)
         shown = " ".join(self.shorten(word, MAX_NAME_WIDTH) for word in text.split(" "))
@@ -145,7 +145,7 @@ class TerminalWriter:
             self.console.print(Text.assemble((self.cut(head.title), "bold"), (facts, "not bold")), "", sep="\n")
 
     def commands(self, commands: Sequence[tuple[str, str]]) -> None:
-        """Print each command in one line, so that a copy of a wrapped line is complete."""
+        """Print each command without line breaks, so that a copied command is complete."""
         shown = [f"{label}: {self.text(command)}" for label, command in commands]
         line = "   ".join(shown)
         for text in [line] if cell_len(line) <= self.console.width else ["   ".join(shown[:-1]), shown[-1]]:

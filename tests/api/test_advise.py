@@ -221,7 +221,9 @@ def test_healthy_runs_get_the_documented_view_with_its_price() -> None:
     weights = np.minimum(np.exp(sample.batch.train.astype(float) - sample.batch.rollout), 2)
     lost = 1 - weights.sum() ** 2 / np.square(weights).sum() / len(weights)
     assert text.startswith("OK bf16: use no correction")
-    assert (f"Many documents recommend token_tis (token weight ≤ 2), which would cost {100 * lost:.3g}% of") in text
+    assert (
+        f"Many guides recommend token_tis (token weight ≤ 2). On this dump, it would cost {100 * lost:.3g}% of" in text
+    )
 
 
 @pytest.mark.slow

@@ -381,5 +381,5 @@ def test_plans_within_the_tolerance_name_the_rule(places: dict[str, Path]) -> No
     assert "--rule k3:increase=10% --plan 20%" in reported
     planned = run("gate", places["same"], "--rule", "k3:increase=10%", "--plan", "20%", code=0).stdout
     assert re.match(
-        r"with [\d,]+ sequences on each side, the gate finds a rise of 20% in at least 4 of 5 dumps\n", planned
+        r"with [\d,]+ sequences in each dump, the gate finds a rise of 20% in at least 4 of 5 cases\n", planned
     )

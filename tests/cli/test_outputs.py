@@ -146,7 +146,7 @@ def test_check_groups_similar_files_of_several_paths(dump: Path, tmp_path: Path)
     bad = write_dump(tmp_path / "bad", bad=float("nan"))
     (bad / "broken.parquet").write_bytes(b"PAR1")
     done = run("schema", "--check", dump, bad, "-v", code=4)
-    assert "fine  " in done.stdout and "and 2 more like it" in done.stdout
+    assert "fine  " in done.stdout and "and 2 similar files" in done.stdout
     assert "2 of 7 files" in done.stdout.splitlines()[0]
     assert "NaN" in done.stdout
     assert run("schema", "--check", dump, bad, "-q").output == ""

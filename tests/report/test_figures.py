@@ -108,7 +108,7 @@ def test_each_line_has_its_own_limit(run: RunResult) -> None:
     metrics = run.groups.metrics | {key: Series(value=[value] * count) for key, value in khat.items()}
     between = run.model_copy(update={"groups": run.groups.model_copy(update={"metrics": metrics})})
     figure = next(figure for figure in chain(*run_figures(between).values()) if figure.name == "khat")
-    assert figure.title == f"Pareto k-hat is above its limit in {count} of {count} steps by sequences"
+    assert figure.title == f"Pareto k-hat is above its limit in {count} of {count} steps (sequences)"
     rows = figure.table()[1]
     assert [value for _, step, value in rows if step == rows[0][1]] == [0.5, 0.7, 0.5, 0.336]
 

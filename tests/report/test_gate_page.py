@@ -45,7 +45,7 @@ def test_new_values_are_drawn_next_to_the_baseline() -> None:
 
 @pytest.mark.parametrize(
     ("risen", "words"),
-    [(("tail",), "Only rare tokens rose"), (("bulk", "tail"), "Typical tokens rose"), ((), "See what")],
+    [(("tail",), "K3 rose only for rare tokens"), (("bulk", "tail"), "K3 rose for typical tokens"), ((), "See what")],
 )
 def test_the_advice_follows_the_part_that_rose(risen: tuple[str, ...], words: str) -> None:
     texts = advise_next(_verdict("failed", *risen))

@@ -98,7 +98,7 @@ def test_results_of_other_commands_have_their_own_page(files: dict[str, Path], t
         run("report", files[name], "--html", tmp_path / "page.html", "--force", "-q", code=0)
         assert words in (tmp_path / "page.html").read_text(), name
     done = run("report", files["a"], files["verdict"], code=4)
-    assert "verdict.json: only results of analyze, alone or with sweeps, can share a page" in done.stderr
+    assert "verdict.json: only results of analyze and sweep can share a page" in done.stderr
     figures = [figure for part in read_saved([files["a"], files["sweep"]])[1].parts(Figures) for figure in part.figures]
     assert any(mark.name == "Pareto front of the sweep" for figure in figures for mark in figure.marks)
 

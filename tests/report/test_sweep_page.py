@@ -163,7 +163,7 @@ def test_configurations_are_read_back_as_their_point(page: str) -> None:
 def test_tables_contain_every_point_and_the_targets(found: Sweep, page: str) -> None:
     for index, run in enumerate(found.runs):
         for study, section in zip(STUDIES, sections_of(found, index), strict=True):
-            every, few = table_of(section, "All points of"), table_of(section, "points that no other point beats")
+            every, few = table_of(section, "All points of"), table_of(section, "points on the Pareto front")
             assert every is not None and few is not None
             assert len(every.rows) == len(study.points)
             rows = found.rows(run, study.name).to_dicts()
@@ -247,7 +247,7 @@ def test_corrections_that_keep_no_token_show_the_reason() -> None:
     assert "No point has values of all metrics, so there is no Pareto front" in text
     assert "no token is kept" in text
     alone = Parsed(_page(sweep([MOE], [Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.01"),))]))).text
-    assert "1 of 1 points that no other point beats" in alone
+    assert "1 of the 1 points on the Pareto front" in alone
 
 
 @pytest.mark.parametrize("name", ["page", "hostile"])

@@ -1,1 +1,1 @@
-"""Figures of reports: their data, message and drawing."""
+"""Figures of reports: their data and how they are drawn."""

@@ -1,4 +1,4 @@
-"""Figures of distributions, of K3 by position, probability and length, and of layers."""
+"""Figures that show distributions, layers, or K3 by position, probability or response length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_CELLS = 110  # bins of a drawn distribution, because finer bins would conta
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
 _FAR = 1.0
 _MIN_SHARE, _PEAK, _DISAGREEMENT = 0.0005, 3.0, 0.1
-"""A title names a bin with at least this share of the tokens, if its K3 is at least this multiple of the mean K3."""
+"""A title names the bin with the largest K3 if it has at least `_MIN_SHARE` of the tokens and `_PEAK` x the mean K3."""
 
 
 def layers_figure(report: LayerReport, name: str) -> Figure | None:
@@ -33,7 +33,7 @@ def layers_figure(report: LayerReport, name: str) -> Figure | None:
     measure = escape_terminal(report.measure.partition(",")[0])
     return Figure(
         name, "Difference after each layer" if place is None else f"The two sides differ from layer {place} on",
-        "Noise grows evenly over the layers. A sudden step marks a layer that computes something else.",
+        "Noise grows gradually from layer to layer. A jump marks a layer that the two sides compute differently.",
         Axis("layer", limits=(min(layers), max(layers))), Axis(measure, "log"),
         (Marks("line", "difference", layers, values),), rules,
     )  # fmt: skip
@@ -47,7 +47,7 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     far = np.minimum(np.abs(edges[1:]), np.abs(edges[:-1])) >= _FAR
     share, of_k3 = (float(part[far].sum() / part.sum()) if part.sum() > 0 else 0.0 for part in (tokens, k3))
     parts = (format_number(each, "fraction") for each in (share, of_k3))
-    title = "{} of tokens differ by more than 1 nat and have {} of K3".format(*parts)
+    title = "{} of tokens have a |log ratio| above 1 nat and cause {} of K3".format(*parts)
     return replace(figure, title=title) if share else figure
 
 
@@ -72,8 +72,8 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str = "distrib
     x = Axis(_X_TITLE, "symlog", ends, linear_to=middle, ticks=ticks)
     return Figure(
         name, "Distribution of the log ratio",
-        f"The axis is linear within ±{middle:g} nats and logarithmic outside. Noise is symmetric. A long left tail "
-        "consists of tokens that the trainer finds far less likely than the rollout did.",
+        f"From −{middle:g} to {middle:g} nats, the horizontal axis is linear. Outside this range, it is logarithmic. "
+        "Noise is symmetric. Tokens in a long left tail are far less likely in the trainer than in the rollout.",
         x, Axis(_Y_TITLE, "log", (floor, top)), marks,
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
 
 
 def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
-    """Merge neighboring bins until each bin is at least one cell wide."""
+    """Merge neighboring bins, so that at most `_MAX_CELLS` bins are left."""
     size = np.abs(edges) / bend
     place = np.sign(edges) * np.where(size < 1, size, 1 + np.log10(np.maximum(size, 1)))
     cell = np.floor((place - place[0]) / (place[-1] - place[0]) * _MAX_CELLS)
@@ -108,12 +108,11 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
         return None
     counts, x, y = np.array(joint.tokens, np.float64), np.array(joint.x), np.array(joint.y)
     apart = float(counts[np.abs(x - y) > _DISAGREEMENT].sum() / counts.sum())
-    title = f"{format_number(apart, 'fraction')} of tokens differ by more than {_DISAGREEMENT:g} in probability"
+    title = f"{format_number(apart, 'fraction')} of tokens have a probability difference above {_DISAGREEMENT:g}"
     mark = Marks("hexagons", "tokens", joint.x, joint.y, values=joint.tokens, shift=joint.width)
     return Figure(
         name, title if apart else "Rollout and train probability",
-        "The axes show the probability of a token on the two sides. Darker cells contain more tokens. On the "
-        "diagonal, the two sides agree.",
+        "Darker cells contain more tokens. Tokens on the diagonal have the same probability on both sides.",
         Axis("rollout probability", limits=(0.0, 1.0)), Axis("train probability", limits=(0.0, 1.0)), (mark,),
         size="square",
     )  # fmt: skip
@@ -124,12 +123,12 @@ QUANTITIES = {
                  "If the mismatch is noise, the curve is flat. "
                  "If an error accumulates along the response, the curve rises."),
     "surprisal": ("K3 by probability", "rollout probability of the token", "probability",
-                  "Noise in the logits raises K3 of rare tokens. If the curve is high on the right, "
-                  "likely tokens differ."),
+                  "Noise in the logits causes a high K3 for rare tokens. If the curve is also high on the right, "
+                  "likely tokens have a large mismatch too."),
     "length": ("K3 by response length", "length of the response (tokens)", "length",
-               "K3 per token by the length of the response."),
+               "K3 per token, for responses of each length."),
 }  # fmt: skip
-"""A breakdown in figures: title, axis title, name of a bin, and caption."""
+"""Texts of a figure of K3 by a quantity: title, title of the axis, noun before a bin in the title, and caption."""
 _PROBABILITY_TICKS = (1e-6, 0.01, 0.2, 0.6, 0.9, 0.99, 0.999)
 
 
@@ -163,11 +162,11 @@ def _peak_message(breakdown: Breakdown, noun: str) -> str:
     place, mean = int(np.argmax(counted)), float((tokens * k3).sum() / max(tokens.sum(), 1))
     if not mean or counted[place] < _PEAK * mean:
         return ""
-    return f"K3 is {format_number(float(k3[place] / mean))}x the mean at {noun} {format_bin(breakdown, place)}"
+    return f"At {noun} {format_bin(breakdown, place)}, K3 is {format_number(float(k3[place] / mean))}x the mean"
 
 
 def format_bin(breakdown: Breakdown, index: int) -> str:
-    """Format a bin by its ends: as probabilities for surprisal, else as whole numbers."""
+    """Format the two ends of a bin. Surprisals are formatted as probabilities, other quantities as whole numbers."""
     low, high = breakdown.low[index], breakdown.high[index]
     if breakdown.quantity == "surprisal":
         ends = [0.0 if high is None else math.exp(-high), math.exp(-low)]
@@ -180,7 +179,7 @@ def format_bin(breakdown: Breakdown, index: int) -> str:
 
 
 def bin_positions(breakdown: Breakdown) -> list[float]:
-    """Return the centers of the bins, for surprisal mirrored on a log axis, so that likely tokens are on the right."""
+    """Return the centers of the bins. Surprisals are mirrored on a log axis, so that likely tokens are on the right."""
     low, high = np.array(breakdown.low), to_floats(breakdown.high)
     high = np.where(np.isnan(high), 2 * np.maximum(low, 1), high)
     if breakdown.quantity == "length":  # bins contain whole numbers

@@ -1,4 +1,4 @@
-"""Figures as data: axes, marks and reference lines. Pages use Observable Plot, and files matplotlib."""
+"""Figures as data: axes, marks and reference lines. Observable Plot draws them on pages, matplotlib in files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to thr
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. `ticks` are pairs (position, label), on a `named` axis (index, name). `linear_to` belongs to symlog."""
+    """An axis. `ticks` are pairs (position, label), or pairs (index, name) if `named`. Only symlog uses `linear_to`."""
 
     label: str = ""
     scale: Scale = "linear"
@@ -75,7 +75,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure. `name` is unique on its page, and `title` is the message of the data."""
+    """One figure. `name` is unique on its page, and `title` is the conclusion from the data."""
 
     name: str
     title: str
@@ -129,7 +129,7 @@ def _csv_cell(cell: Cell) -> int | str:
 
 
 def _thin_line(mark: Marks) -> Marks:
-    """Keep the first, the smallest and the largest point of each interval of a long line."""
+    """Thin a long line: keep its two ends, and the smallest and the largest value of each interval."""
     if mark.kind != "line" or len(mark.y) <= MAX_SCREEN_POINTS:
         return mark
     values = np.array([math.nan if y is None else y for y in mark.y], np.float64)
@@ -144,7 +144,7 @@ def _thin_line(mark: Marks) -> Marks:
 
 
 def page_data(figures: Sequence[Figure]) -> dict[str, Any]:
-    """Return the figures of a page for its script, without defaults. Equal columns and captions are shared."""
+    """Return figures as data for the script of a page. Default values are omitted, equal columns are stored once."""
     columns: dict[tuple[Cell, ...], int] = {}
     captions: dict[str, int] = {}
     digits = _FEW_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
@@ -185,7 +185,7 @@ Interval = tuple[Number, Number, Number]
 def interval_of(
     value: Number, se: Number = None, ends: tuple[float, float] | None = None, *, log: bool = False
 ) -> Interval:
-    """Return a value with its 95% interval. On a log axis, the ends stay within a factor of 10."""
+    """Return a value with its 95% interval. On a log axis, limit the interval to a factor of 10."""
     if value is None or (log and value <= 0):
         return None, None, None
     low, high = ends or (value - INTERVAL_Z * (se or 0), value + INTERVAL_Z * (se or 0))
@@ -193,7 +193,7 @@ def interval_of(
 
 
 def change_axis(label: str, series: Mapping[str, Mapping[str, Interval]]) -> Axis:
-    """Return the axis of relative changes: in percent, or by factors on a symlog axis if any exceeds a factor of 5."""
+    """Return an axis for relative changes: in percent, or in factors if a change is larger than a factor of 5."""
     ends = [end for values in series.values() for ends in values.values() for end in ends if end is not None]
     low, high = min([*ends, 0.0]), max([*ends, 0.0])
     if max(-low, high) <= 4:
@@ -208,7 +208,7 @@ def rows_figure(
     name: str, title: str, caption: str, x: Axis, series: Mapping[str, Mapping[str, Interval]], *,
     noun: str = "", rule: tuple[float, str] | None = None, size: Literal["normal", "wide"] = "normal",
 ) -> Figure | None:  # fmt: skip
-    """Draw values with their intervals in a row per name, with a color per series and a dotted line at the rule."""
+    """Draw a row per name, with the values and intervals of each series, and a dotted line at `rule`."""
     rows: dict[str, str] = {}
     for row in (row for values in series.values() for row in values if row not in rows):
         text = shorten(row, 2 * MAX_NAME)

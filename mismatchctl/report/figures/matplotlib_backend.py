@@ -1,4 +1,4 @@
-"""Figures drawn with matplotlib, for notebooks and for files with their numbers and captions."""
+"""Figures drawn with matplotlib, for notebooks and for image files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _format_log(value: float, _: int | None = None) -> str:
 
 
 def _place_log_ticks(axes: Any, which: str) -> None:
-    """Place ticks at powers of ten, or at 1-2-5 steps if there are few."""
+    """Place ticks at powers of ten, on a short axis also at 2 and 5 times these powers."""
     holder, (low, high) = getattr(axes, f"{which}axis"), getattr(axes, f"get_{which}lim")()
     decades = math.log10(high / low)
     subs = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
@@ -174,7 +174,7 @@ def figures_of_page(document: Document) -> dict[str, Figure]:
 
 
 def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, ContentMaker]]:
-    """Yield names and contents of files: pictures, CSV files, and a file with all captions."""
+    """Yield the name and content of each file: a picture and a CSV file per figure, and a file with all captions."""
     for stem, figure in figures.items():
         yield f"{stem}.{kind}", lambda figure=figure: figure_content(figure, kind)  # type: ignore[misc]
         yield f"{stem}.csv", lambda figure=figure: figure.csv().encode()  # type: ignore[misc]

@@ -37,48 +37,49 @@ def tokens_and_sequences(metric: str) -> tuple[tuple[str, str], ...]:
 UNBIASED = (ReferenceLine("y", 1.0, "", None, "limit"),)
 CHARTS = (
     TrendChart("abs", "Log-prob difference", Axis("|log-prob difference| (nats)", "log"),
-               "If only the largest log ratio rises, a few tokens are wrong. If the mean rises, all tokens drift.",
+               "If only the largest difference rises, few tokens are wrong. If the mean rises, most tokens are wrong.",
                (("abs_diff_mean", "mean"), ("abs_diff_p99", "p99"), ("abs_diff_max", "largest"))),
     TrendChart("ratio", "Mean ratio", Axis("mean ratio"),
-               "The mean ratio stays at 1 if the recorded log-probs belong to the sampling distribution.",
+               "The mean ratio stays at 1 if the engine sampled the tokens with the recorded probabilities.",
                (("ratio_mean", "mean ratio"),), UNBIASED),
     TrendChart("chi2", "Chi-square", Axis("chi-square", "log"),
-               "The variance that importance weights per token or per sequence add to the gradient.",
+               "Importance weights add variance to the gradient. Chi-square is the variance of these weights.",
                tokens_and_sequences("chi2")),
     TrendChart("ess", "Effective sample size without correction", Axis("effective sample size", percent=True),
-               "The share of the data that counts after weighting by untruncated ratios. The share of sequences "
-               "falls before the share of tokens.",
+               "With untruncated importance weights, the data has the information of this share of unweighted data. "
+               "Weights per sequence cost more than weights per token.",
                tokens_and_sequences("ess")),
     TrendChart("ppl", "Perplexity", Axis("perplexity", "log"),
-               "If the two lines separate, the two sides have different distributions.",
+               "If the two lines move apart, the two sides have different distributions.",
                (("train_ppl", "trainer"), ("rollout_ppl", "rollout"))),
     TrendChart("entropy", "Entropy", Axis("entropy (nats)"),
                "Entropy of the trainer's distribution, as recorded in the dump.", (("entropy_mean", "entropy"),)),
     TrendChart("khat", "Pareto k-hat", Axis("k-hat"),
-               "Above the dotted line, a mean of ratios is not reliable at this sample size.",
+               "If k-hat is above its limit, the mean of the ratios is not reliable at this sample size.",
                tokens_and_sequences("khat")),
     TrendChart("reward", "Reward", Axis("mean reward"), "Mean reward of the responses.",
                (("reward_mean", "reward"),)),
 )  # fmt: skip
 DRIFT_CHARTS = (
-    TrendChart("drift-k3", "K3 of both drifts", Axis(K3_AXIS, "log"),
-               "K3 between the trainer's recomputation and the current policy, compared with K3 of the mismatch.",
+    TrendChart("drift-k3", "K3 of the mismatch and of the policy drift", Axis(K3_AXIS, "log"),
+               "K3 of the mismatch compares rollout and trainer. K3 of the drift compares the trainer before and after "
+               "the update.",
                (("k3", "rollout to train"), ("drift_k3", "train to current"))),
-    TrendChart("drift-ois", "Mean ratio of the current policy to the trainer's recomputation", Axis("mean ratio"),
+    TrendChart("drift-ois", "Mean PPO ratio (current policy / trainer)", Axis("mean ratio"),
                "The mean ratio is 1 before the first update. PPO's clipping acts on this ratio.",
                (("ois", "mean ratio"),), UNBIASED),
 )  # fmt: skip
 CORRECTION_TRENDS = (
     TrendChart("rejected_tokens", "Rejected tokens", Axis("share of tokens", percent=True),
-               "If the share rises over the steps, the mismatch grows."),
+               "If the rejected share rises over the steps, the mismatch grows."),
     TrendChart("ess_token", "Effective sample size with correction", Axis("effective sample size", percent=True),
-               "The share of the data that still counts after weights and rejection."),
+               "After weighting and rejection, the data has the information of this share of uncorrected data."),
     TrendChart("weight_mean", "Mean weight", Axis("mean weight"),
-               "A mean weight of 1 is unbiased. A mean below 1 shows how much truncation removes.", rules=UNBIASED),
+               "A mean weight of 1 is unbiased. Truncation of large weights lowers the mean.", rules=UNBIASED),
     TrendChart("loss_scale", "Loss scale", Axis("loss scale"),
                "The factor by which weights and rejection scale the loss.", rules=UNBIASED),
     TrendChart("k3_kept", "K3 of the kept tokens", Axis(K3_AXIS, "log"),
-               "K3 of the kept tokens: the mismatch that remains in training."),
+               "The mismatch of the tokens that the correction keeps."),
 )  # fmt: skip
 SELECTION_AXES = {"reward": "mean reward", "advantage": "mean advantage", "length": "mean length (tokens)"}
 _BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", "loss_scale")
@@ -106,9 +107,9 @@ def k3_figure(
         return None
     if several and not all(steps.numeric for steps in shown):
         return None
-    caption = "The shaded bands are usual values of dense models and of mixtures of experts. "
+    caption = "The shaded bands show the usual K3 of dense models and of mixtures of experts. "
     if rules:
-        caption += "Dashed lines or diamonds mark the onset of growth and its 95% interval."
+        caption += "A dashed line or a diamond marks the start of the growth, with its 95% interval."
     rules += [
         ReferenceLine("y", None, "usual, dense models", DENSE_RANGE, "usual", 0),
         ReferenceLine("y", None, "usual, MoE", MOE_RANGE, "usual", 1),
@@ -142,7 +143,7 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = 
         if line and limit:
             marks.append(replace(limit, dashed=True))
             exceeded = int((fig.to_floats(line.y) > fig.to_floats(limit.y)).sum())
-            above += [f"{exceeded} of {len(steps.places)} steps by {label}"] if exceeded else []
+            above += [f"{exceeded} of {len(steps.places)} steps ({label})"] if exceeded else []
     title = f"{chart.subject} is above its limit in {' and '.join(above)}" if above else chart.subject
     if not chart.lines and len(groups.corrections) > MAX_CORRECTIONS:
         title += f" (first {MAX_CORRECTIONS} corrections)"
@@ -157,7 +158,7 @@ _Point = tuple[float, float, str]
 
 
 def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence[_Point] = ()) -> Figure | None:
-    """Draw rejection against the remaining K3 of corrections and presets, with Pareto fronts, if any rejects data."""
+    """Draw the rejected share and the remaining K3 of corrections, unless no correction rejects data."""
     alone, crowded = len(runs) == 1, False
     marks = [_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED)] if front else []
     for place, (run, result) in enumerate(runs.items()):
@@ -182,10 +183,10 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
             marks.append(Marks("dots", label, x, y, low, high, labels=labels, color=place, run=index))
     if len(rejected := [x for mark in marks for x in mark.x]) < 2 or not any(rejected):
         return None
-    caption = "Points on the left reject less. Lower points leave less mismatch in training."
+    caption = "Corrections on the left reject fewer tokens. Lower corrections leave less mismatch in training."
     if crowded:
-        caption += " The small points are the presets. No correction beats the Pareto front in rejection and K3 at "
-        caption += "once."
+        caption += " The small points are the presets. No correction both rejects less and leaves less K3 than a "
+        caption += "correction on the Pareto front."
     y_axis = Axis("K3 of the kept tokens (nats/token)", "log")
     return Figure(
         name, "Rejected data and remaining mismatch", caption, REJECTED_AXIS, y_axis, tuple(marks), (), "wide"
@@ -231,7 +232,7 @@ def selection_figure(
 
 
 def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Describe the figures of a run by section. `brief` leaves out some figures. Names start with `prefix`."""
+    """Return the figures of a run by section. `brief` leaves out some figures. Names start with `prefix`."""
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:

@@ -1,4 +1,4 @@
-"""Figures of a sweep: curves, maps, Pareto fronts, and checks of predictions."""
+"""Figures of a sweep: curves and Pareto fronts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_NAMED = 6  # labeled points on a Pareto front
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One correction on one run, with its rows by point and the prefix `stem` of its figure names."""
+    """One correction on one run of a sweep. `rows` has a row per point. The names of figures start with `stem`."""
 
     sweep: Sweep
     run: str
@@ -79,12 +79,12 @@ _CURVES = (
                "The curves show the share of the data that each threshold rejects.",
                (("rejected_tokens", "tokens"), ("rejected_sequences", "sequences"))),
     TrendChart("ess", "Effective sample size", Axis("effective sample size", percent=True),
-               "The share of the data that still counts after weights and rejection.", tokens_and_sequences("ess")),
+               "The data has the information of this share of uncorrected data.", tokens_and_sequences("ess")),
     TrendChart("bias", "Mean weight", Axis("mean weight"),
                "A mean weight of 1 is unbiased. A bound on the weights moves the mean weight away from 1.",
                (("weight_mean", "mean weight"),), UNBIASED),
     TrendChart("k3_kept", "K3 of the kept tokens", Axis(K3_AXIS),
-               "K3 of the kept tokens: the mismatch that remains in training.", (("k3_kept", "K3 kept"),)),
+               "The mismatch of the tokens that the correction keeps.", (("k3_kept", "K3 kept"),)),
 )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
 
 
 def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[str]]:
-    """Return the thresholds of presets with the same kind of rule on the axis, and the names of these presets."""
+    """Map thresholds on the axis to the names of the presets that use them in the same kind of rule."""
     rule, found = find_rule(own.study.correction, axis.path), dict[float, list[str]]()
     field, *end = axis.path.split(".")[2 if axis.path.startswith("gates") else 1 :]
     for name, preset in load_presets().items() if rule else ():
@@ -156,7 +156,7 @@ def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
 
 
 def front_figure(own: StudyRun) -> Figure | None:
-    """Draw the remaining K3 or the ESS against the rejected share, with the usual point."""
+    """Draw the remaining K3 or the ESS against the rejected share, and mark the usual point."""
     study, rejected, k3 = own.study, own.floats("rejected_tokens"), own.floats("k3_kept")
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
     x, across = Axis("tokens rejected", percent=True), rejected
@@ -183,8 +183,8 @@ def front_figure(own: StudyRun) -> Figure | None:
         dots("Pareto front", best, labels=labels),
         dots(USUAL, usual, color=1, labels=[USUAL for _ in usual]),
     ]
-    caption = "Compared with a point on the Pareto front, each other point rejects more, has a lower ESS or has a "
-    caption += "larger bias. The labels are thresholds."
+    caption = "No point is better in rejection, ESS and bias at once than a point on the Pareto front. "
+    caption += "The labels are thresholds."
     title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
     shown = tuple(mark for mark in marks if len(mark.x))
     return Figure(f"{own.stem}-front", title, caption, x, y, shown, size="wide")

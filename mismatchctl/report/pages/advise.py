@@ -53,8 +53,8 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
         yield _config_part(advice)
     rows = [("known", best.outcome)] if best.outcome else []
     if best.name == "none" and advice.default is not None:
-        price = f"{percent(1 - advice.default.ess)} of the ESS on this dump"
-        rows.append(("by default", f"Many documents recommend {advice.default.title}, which would cost {price}"))
+        price = f"On this dump, it would cost {percent(1 - advice.default.ess)} of the ESS"
+        rows.append(("by default", f"Many guides recommend {advice.default.title}. {price}"))
     if second is not None:
         text = api.candidate_label("none") if second.name == "none" else f"{second.title}: {api.describe_gain(second)}"
         text += ", not significantly worse" if second.ties else ""
@@ -63,14 +63,14 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
         text = api.compare_with_yours(own, best).removeprefix("yours: ")
         rows.append(("yours", f"{text}{f'; {own.outcome}' if own.outcome else ''}"))
     if advice.growth is not None:
-        rows.append(("trend", f"K3 grew {advice.growth:.3g}x within this dump: repeat the advice on its last steps"))
-    size = f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"
+        rows.append(("trend", f"K3 grew {advice.growth:.3g}x within this dump. Run advise again on the last steps"))
+    size = f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} sequences per update"
     yield doc.Facts([*rows, ("data", f"loss of ESS: {advice.severity}; {size}")])
 
 
 def _config_part(advice: api.RunAdvice) -> doc.Code:
     best = advice.advice[0]
-    title = "The correction as YAML. For the keys of a framework, add --for NAME:"
+    title = "The correction as YAML. To get the keys of a framework, add --for NAME:"
     lines = dump_yaml(best.config if advice.framework else best.correction).splitlines()
     if advice.framework:
         title = f"Paste into {advice.framework}:"
@@ -126,7 +126,7 @@ def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
     ties = [api.candidate_label(own.name) for own in others if own.ties]
     if ties:
         names = " and ".join(filter(None, (", ".join(ties[:-1]), ties[-1])))
-        yield f"Not significantly worse than {api.candidate_label(first.name)}: {names}"
+        yield f"These are not significantly worse than {api.candidate_label(first.name)}: {names}"
     behind = next((own for own in others if not own.ties), None)
     if behind is not None and first.mse:
         worse, best = (api.candidate_label(own.name) for own in (behind, first))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BRIEF_RUN_COUNT = 9  # from this number of runs on, the page shows only the main figures of each run
 MAX_DETAILED_RUNS = 3  # runs with their own tables on the page, and with their own section in the terminal
 MAX_COLORED_RUNS = MAX_RUN_CARDS = 8
-"""Maximum runs whose answer is visible before the page is expanded."""
+"""Maximum number of runs whose answers the page shows before a click."""
 MAX_CORRECTIONS, LOG_LENGTH = 5, 200
 MAIN_METRICS = (
     "abs_diff_mean", "abs_diff_max", "ratio_mean", "ratio_mean_z", "ess_token", "ess_sequence", "drift_k3",
@@ -45,7 +45,7 @@ def analyze_screen(
     result: Result, paths: Sequence[str], *, asked: bool = True, page: doc.Document | None = None, following: str = "",
     report: str = "--html report.html",
 ) -> doc.Document:  # fmt: skip
-    """Build the first screen of a Result, or the whole page with `page`. `asked` is false for default corrections."""
+    """Build the first screen of a Result, or its details if `page` is given. `asked`: the user chose corrections."""
     judged = _judge(result)
     screen = doc.Document(tables.runs_headline(judged, calm_title(judged)))
     if len(judged) > 1:
@@ -155,7 +155,7 @@ def _describe_k3(k3: Value, usual: str) -> str:
     interval = ""
     if ends := summary.k3_interval(k3):
         low, high = ends
-        narrow = ", too narrow because few clusters dominate" if k3.tail else ""
+        narrow = ", too narrow because a few prompts dominate" if k3.tail else ""
         interval = f" (95% interval {format_number(low)} to {format_number(high)}{narrow})"
     return f"{format_number(k3.value)} nats/token{interval}   {usual}"
 
@@ -312,8 +312,8 @@ class _PageBuilder:
             yield replace(main, title="Main metrics", reach=doc.TERMINAL_AND_PAGE)
         yield self.draw(index, *["k3"] * self.several, "trends")
         yield doc.Section(
-            "Policy drift", f"drift-{index}", lead="The update moves the current policy away from the trainer's "
-            "recomputation. PPO's ratio measures this drift.",
+            "Policy drift", f"drift-{index}", lead="Each update moves the policy away from the log-probs that "
+            "the trainer recomputed. PPO's ratio measures this drift.",
         ).add(self.draw(index, "drift"))  # fmt: skip
 
     def where(self) -> doc.Section:
@@ -344,30 +344,30 @@ class _PageBuilder:
             return
         count = len(self.result.corrections)
         section = doc.Section("Corrections", "corrections", folded=True, opened=not self.brief)
-        section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, fresh batch"
+        section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, new batch"
         shown = dict(list(self.runs.items())[:MAX_COLORED_RUNS])
         section.lead = self._severity(shown)
         tradeoff = doc.Figures([charts.corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
         yield section.add(run_tables.comparison_of_corrections(self.result), tradeoff)
         yield self.details(
             "Corrections in detail", "correction-details", self._correction_parts,
-            note="values over the steps, loss and gradient, and each gate",
+            note="values by step, loss, gradient, and rejections by each rule",
         )  # fmt: skip
 
     def _severity(self, shown: Mapping[str, RunResult]) -> str:
-        """Classify the loss of ESS of each run, as advise does, if a correction has token weights up to 2."""
+        """Describe the loss of ESS of each run with token weights up to 2, as advise does."""
         default = (one.name for one in self.result.corrections if one.weight == Weight(truncate=2.0) and not one.gates)
         name, classes = next(default, ""), []
         for run, found in shown.items():
             ess = found.overall.corrections.get(name, {}).get("ess_token", NOT_RECORDED).value
             if ess is not None:
                 classes.append(f"{classify_severity(ess)}{f' for {run}' if self.several else ''} (ESS {percent(ess)})")
-        return f"Loss of ESS with token weights up to 2: {', '.join(classes)}." if classes else ""
+        return f"If token weights are truncated at 2, the loss of ESS is {', '.join(classes)}." if classes else ""
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         yield self.draw(index, "corrections")
         keys = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
-        caption = "All metrics of each correction. ± is one standard error, computed over clusters."
+        caption = "All metrics of each correction. ± is one standard error."
         yield run_tables.metric_table(caption, "c", keys, run.overall.corrections) if self.detailed else None
 
     def by_column(self, index: int, run: RunResult) -> list[doc.Table]:

@@ -18,7 +18,7 @@ _LEVEL_NOUNS = {"error": "error", "warning": "warning", "unknown": "unknown valu
 
 
 def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole: bool = True) -> Document:
-    """Build the page of checked files, with a card per group of similar files, or with one line without `whole`."""
+    """Build the page of checked files, with a card per group of similar files. Without `whole`, the page is short."""
     kinds: dict[object, list[FileCheck]] = {}
     for check in checks:
         columns = (check.recognized, tuple(check.partition), check.absent, tuple(check.ignored.items()), check.unknown)
@@ -44,7 +44,7 @@ def _file_card(alike: Sequence[FileCheck], *, whole: bool) -> Card:
     brief = [fact for fact in facts if fact[0] in ("contains", "layout", "unknown")]
     lines = [*facts, *faults] if whole else [*((name, shorten(text, _FAULT_LENGTH)) for name, text in faults), *brief]
     if first.sound:
-        more = f" and {len(alike) - 1} more like it" if len(alike) > 1 else ""
+        more = f" and {format_count(len(alike) - 1, 'similar file')}" if len(alike) > 1 else ""
         return Card("fine", "good", f"{first.path}{more}", lines=lines)
     return Card("bad", "bad", first.path, "cannot be used as it is", lines=lines)
 
@@ -60,14 +60,14 @@ def _file_facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
         meaning = "one row per sequence" if first.layout == "wide" else "one row per token"
         yield "layout", f"{first.layout}: {meaning}"
     elif first.error is None:
-        yield "left out", "other files of the same run contain the log-probs"
+        yield "left out", "this file lacks log-probs, but other files of the same run contain them"
     columns = [
         f"{column.name}: {column.dtype}{'' if column.actual == column.name else f', named {column.actual} in the file'}"
         for column in first.recognized
     ]
     for name, value in first.partition.items():
         columns.append(
-            f"{name}: from the names of the folders" + ("" if len(alike) > 1 else f" ({format_label(value)})")
+            f"{name}: read from the names of the folders" + ("" if len(alike) > 1 else f" ({format_label(value)})")
         )
     yield from add_heading("columns", columns)
     if first.absent:

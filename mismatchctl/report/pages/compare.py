@@ -23,7 +23,7 @@ MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 11
 
 
 def compare_screen(comparison: api.Comparison, page: doc.Document | None = None) -> doc.Document:
-    """Build the first screen of a comparison, or the whole page with `page`."""
+    """Build the first screen of a comparison, or its details if `page` is given."""
     worst = min(comparison.contrasts, key=_severity)
     screen = doc.Document(_headline(comparison), page.sections if page is not None else [])
     if page is None:
@@ -146,9 +146,9 @@ def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index:
         if note := contrast.changes[key].note:
             section.add(doc.Note(f"* {find_metric(key).title}: {note}", "quiet"))
     lead = (
-        "The parts of the change of K3, by steps, positions and other quantities. The table shows at most "
-        f"{MAX_PARTS} parts per quantity, and the JSON result contains all parts. A part changes K3 in two ways: K3 "
-        "of its tokens changes (level), or the part has more or fewer tokens (mix)."
+        "The runs are divided into parts, such as steps or positions, and each part contributes to the change of K3. "
+        "A part contributes in two ways: K3 of its tokens changes (level), or its share of the tokens changes (mix). "
+        f"The table shows at most {MAX_PARTS} parts per quantity. The JSON result contains all parts."
     )
     prefix = "" if alone else f"{form.file_stems([each.other for each in comparison.contrasts])[index]}-"
     stems = form.file_stems([found.quantity for found in contrast.decompositions])
@@ -196,7 +196,7 @@ def _changes_table(
         return value_cell(getattr(changes[key], name), find_metric(key, scope).unit, errors=not brief)
 
     details = [
-        doc.Column("interval", interval, drop=1, description="95% interval for this metric alone"),
+        doc.Column("interval", interval, drop=1, description="95% interval, not adjusted for the number of metrics"),
         doc.Column("p", lambda key: changes[key].p,
                    description="two-sided p-value, adjusted for the number of metrics"),
     ]  # fmt: skip
@@ -230,7 +230,7 @@ def _corrections_table(contrast: api.Contrast) -> doc.Table:
     drops = {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}
     columns = [doc.Column(SHORT_TITLES[key], partial(pair, key), drop=drop) for key, drop in drops.items()]
     names = doc.Column("correction", lambda item: item[0], "name")
-    caption = "Corrections: first run → compared run (* marks a significant change)"
+    caption = "Corrections: reference → compared run (* marks a significant change)"
     return doc.Table.of(caption, api.active_corrections(contrast), [names, *columns], reach=doc.TERMINAL_AND_PAGE)
 
 
@@ -283,14 +283,14 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
         return None
     series: dict[str, dict[str, Interval]] = {
         "whole contribution": {row: interval_of(part.total, part.se) for row, part in parts.items()},
-        "level: K3 of the part is larger": {row: (part.level, None, None) for row, part in parts.items()},
-        "mix: the part has more tokens": {row: (part.mix, None, None) for row, part in parts.items()},
+        "level: change of the part's K3": {row: (part.level, None, None) for row, part in parts.items()},
+        "mix: change of the part's share of tokens": {row: (part.mix, None, None) for row, part in parts.items()},
     }
     noun, largest = shorten(decomposition.quantity, 40), max(parts, key=lambda row: abs(parts[row].total))
     moved = " of ".join(api.format_signed(change) for change in (parts[largest].total, decomposition.difference))
     return rows_figure(
-        name, f"{shorten(largest, 2 * MAX_NAME)} changes K3 most: {moved} nats/token",
-        f"Each row is a part of the runs. The figure shows at most {MAX_DRAWN} parts with the largest contributions. "
-        "The contributions of all parts add up to the change of K3.",
+        name, f"{shorten(largest, 2 * MAX_NAME)} contributes most to the change of K3: {moved} nats/token",
+        f"Each row is one part of the runs. The figure shows at most {MAX_DRAWN} parts, those with the largest "
+        "contributions. The contributions of all parts add up to the change of K3.",
         Axis("contribution (nats/token)"), series, noun=noun, rule=(0.0, ""),
     )  # fmt: skip

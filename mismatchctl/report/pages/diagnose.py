@@ -24,7 +24,7 @@ _Row = tuple[str, str]
 def diagnose_screen(
     found: Diagnosis, paths: Sequence[str], page: doc.Document | None = None, notes: Sequence[str] = ()
 ) -> doc.Document:
-    """Build the first screen of a diagnosis, or the whole page with `page`."""
+    """Build the first screen of a diagnosis, or its details if `page` is given."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     screen = doc.Document(_headline(judged))
     if page is None:
@@ -127,7 +127,7 @@ def _describe_fact(fact: Fact) -> str:
 
 
 def _finding_lines(finding: Finding, *, brief: bool = False) -> Iterator[_Row]:
-    """Yield the lines of a finding. `brief` leaves out the evidence, and all examples and rivals but the first."""
+    """Yield the lines of a finding. With `brief`, omit the evidence and show one example and one rival cause."""
     yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
         facts = (fact for fact in finding.evidence if fact.supports == supports and not brief)
@@ -160,12 +160,12 @@ def format_example(example: Example) -> str:
 
 
 def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
-    shares = f"share of the rollout: {_format_share(sides.rollout_share)} of the squared log ratio"
+    shares = f"caused by the rollout: {_format_share(sides.rollout_share)} of the squared log ratio"
     rows = [("found", sides.summary), ("split", f"{shares}, {_format_share(sides.rollout_share_k3)} of K3")]
     ratio = sides.reference_over_rollout
     if ratio.value is not None:
         error = "" if ratio.se is None else f" ± {ratio.se:.1g}"
-        meaning = "1 if the rollout column belongs to the sampling distribution"
+        meaning = "1 if the engine sampled the tokens with the recorded probabilities"
         rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
     charts = []
     for name, groups in sides.groups.items():

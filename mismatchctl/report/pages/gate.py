@@ -22,7 +22,7 @@ def gate_screen(
     verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = "",
     warnings: Sequence[str] = (),
 ) -> doc.Document:  # fmt: skip
-    """Build the first screen of a verdict, or the whole page with `page`. `saved` is an accepted baseline."""
+    """Build the first screen of a verdict, or its details if `page` is given. `saved` is the path of a new baseline."""
     answer = api.verdict_answer(verdict)
     answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
     if saved and api.is_first_baseline(verdict):
@@ -50,7 +50,7 @@ def _verdict_parts(verdict: api.Verdict, warnings: Sequence[str]) -> Iterator[do
     ]
     yield doc.Table.of("", order[:MAX_CHECKS], columns, reach=doc.TERMINAL_AND_PAGE)
     if hidden := order[MAX_CHECKS:]:
-        yield doc.Note(f"and {len(hidden)} more: {api.count_outcomes(verdict.checks)} in all")
+        yield doc.Note(f"and {len(hidden)} more checks (total: {api.count_outcomes(verdict.checks)})")
     failed = [check for check in order if check.outcome == "failed" and check.parts]
     rose = [api.describe_k3_parts(check, intervals=False) for check in failed[:1]]
     notes = [*warnings[:1], *rose, *_list_reasons(verdict, order), *verdict.notes, *warnings[1:]]
@@ -120,7 +120,7 @@ def document(verdict: api.Verdict) -> doc.Document:
         shown, hidden = api.select_checks(checks)
         section = doc.Section(f"{run}: {rule}" if several else rule, f"gate-{place}")
         section.add(*map(_check_card, shown))
-        section.add(doc.Note(f"and {hidden} more: {api.count_outcomes(checks)} in all") if hidden else None)
+        section.add(doc.Note(f"and {hidden} more checks (total: {api.count_outcomes(checks)})") if hidden else None)
         made.add(section)
     return made
 
@@ -134,9 +134,9 @@ def advise_next(verdict: api.Verdict) -> list[str]:
     risen = {part.name for check in failed for part in check.parts if part.rose}
     texts = []
     if risen == {"tail"}:
-        texts.append("Only rare tokens rose: look at MoE routing and at the tail of the distribution first.")
+        texts.append("K3 rose only for rare tokens. Look at MoE routing and at sampling settings first.")
     elif risen:
-        texts.append("Typical tokens rose: look for a changed dtype, kernel or sampling setting first.")
+        texts.append("K3 rose for typical tokens. Look for a changed dtype, kernel or sampling setting first.")
     compare = f"compare {shlex.quote(verdict.baseline)} DUMP" if verdict.baseline else "diagnose DUMP"
     return [
         *texts,
@@ -155,22 +155,22 @@ def _check_card(check: api.Check) -> doc.Card:
 def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.Document:
     section = doc.Section("", "plan")
     if not needs:
-        title = "no plan: --plan needs a rule that limits the rise of a mean, such as k3:increase=25%"
+        title = "no rule to plan for: --plan needs a rule on the increase of a mean, such as k3:increase=25%"
         return doc.Document(doc.Headline(title, status="CHECK"))
     rise, most = f"{100 * needs[0].regression:g}%", max(need.sequences or 0 for need in needs)
-    title = f"with {most:,} sequences on each side, the gate finds a rise of {rise} in at least 4 of 5 dumps"
+    title = f"with {most:,} sequences in each dump, the gate finds a rise of {rise} in at least 4 of 5 cases"
     columns = [
         doc.Column("run and metric", lambda need: f"{need.run} {need.metric}", "text"),
         doc.Column("needs sequences", "sequences", drop=0),
         doc.Column("needs clusters", "clusters", drop=1),
         doc.Column("has clusters", "have", drop=2),
-        doc.Column("compared with", lambda need: f"{'the same' if need.paired else 'other'} clusters", "text", 3),
+        doc.Column("baseline has", lambda need: f"{'the same' if need.paired else 'other'} clusters", "text", 3),
     ]
     if known := [need for need in needs if need.sequences is not None]:
         section.add(doc.Table.of("", known, columns, reach=doc.EVERYWHERE))
     refused = [need for need in needs if need.status != "ok"]
     section.add(*(doc.Note(f"{need.run} {need.metric}: {need.status}", "alarm") for need in refused))
-    head = doc.Headline(title) if most else doc.Headline(f"no plan for a rise of {rise}", status="CHECK")
+    head = doc.Headline(title) if most else doc.Headline(f"cannot plan for a rise of {rise}", status="CHECK")
     following = "--save-baseline baseline.json --accept"
     if any("allows" in need.status for need in needs):
         following = f"--rule {needs[0].metric}:increase={50 * needs[0].regression:g}% --plan {rise}"
@@ -193,7 +193,7 @@ def verdict_figure(verdict: api.Verdict, checks: Sequence[api.Check], name: str)
         series["baseline"] = {row: scaled(own, own.baseline, own.baseline_interval) for row, own in shown.items()}
     failed = sum(check.outcome == "failed" for check in checks)
     title = f"{failed} of {len(checks)} checks failed" if failed else "New values and their limits"
-    caption = "Each value is divided by the limit of its check, which is the dotted line."
+    caption = "Each value is divided by the limit of its check. The dotted line at 1 is the limit."
     return rows_figure(name, title, caption, Axis("value / limit", "log"), series, rule=(1.0, "limit"), size="wide")
 
 
@@ -206,7 +206,7 @@ def parts_figure(check: api.Check, name: str) -> Figure | None:
     }
     return rows_figure(
         name, "What rose",
-        "If only rare tokens rose, the cause may be routing or sampling. If most tokens rose, the cause may be a "
-        "dtype or a kernel.",
+        "If K3 rose only for rare tokens, the cause may be routing or sampling. If K3 rose for most tokens, the cause "
+        "may be a dtype or a kernel.",
         change_axis("rise over the baseline", {"rise": rises}), {"rise": rises}, rule=(0.0, ""),
     )  # fmt: skip

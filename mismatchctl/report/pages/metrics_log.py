@@ -20,7 +20,7 @@ with Recorder("dumps/", run="NAME") as recorder:
 
 
 def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
-    """Build the first screen of a metrics log, or with `whole` the page."""
+    """Build the page of a metrics log. Without `whole`, build its first screen."""
     judged = {run.name: _judge(run) for run in found.runs}
     made = doc.Document(runs_headline(judged, f"all {len(judged)} runs are healthy", "metrics log"))
     if len(judged) > 1:
@@ -33,10 +33,10 @@ def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
     following = f"mismatchctl init {framework or 'FRAMEWORK'}   # record a dump {aim}"
     if whole:
         text = (
-            "A log shows that the mismatch changed, but not why. With a dump of a few steps, diagnose finds the cause, "
-            "analyze and sweep show the data that each correction would reject, and gate compares it with a baseline. "
-            f"These lines record a dump (for {framework or 'your framework'}: docs/integrations/"
-            f"{framework and f'{framework}.md'}):"
+            "A log shows that the mismatch changed, but not why. Record a dump of a few steps. Then diagnose finds the "
+            "cause, analyze and sweep show how much data each correction rejects, and gate compares the dump with a "
+            f"baseline. docs/integrations/{framework and f'{framework}.md'} describes how to record dumps with "
+            f"{framework or 'your framework'}. In other code, use these lines:"
         )
         code = doc.Code("record a dump", SNIPPET, reach=doc.EVERYWHERE)
         made.add(doc.Section("Next step", "next").add(doc.Note(text), code))
@@ -94,7 +94,7 @@ def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple
     yield "trend", describe_onset(lead.growth) or f"{lead.name}: {lead.growth.text}"
     if len(run.order) > 1:
         yield "order", ", then ".join(f"{one.name} (step {one.growth.onset})" for one in run.order)
-    logged = f"{format_count(len(run.mismatch), 'mismatch metric')} of {format_count(found.names, 'name')}"
+    logged = f"{len(run.mismatch)} of {format_count(found.names, 'logged name')} are mismatch metrics"
     yield "data", f"{format_count(len(run.steps), 'step')} ({run.steps[0]} to {run.steps[-1]}), {logged}, no dump"
     if whole:
         for one in run.health:

@@ -52,7 +52,7 @@ def contract_screen(aliases: Mapping[str, str]) -> doc.Document:
     rows.append(("optional", _list_names(rest, _NAMES_PER_FRAMEWORK)))
     known = sum(len(list_aliases(column.name, aliases)) for column in COLUMNS)
     required = " and ".join(column.name for column in COLUMNS if column.required)
-    title = f"a dump needs {required}, marked with * below; {known} other names are known"
+    title = f"a dump needs {required}, marked with * below; mismatchctl also knows {known} other column names"
     return _make_screen(title, rows, "mismatchctl schema --check DUMPS")
 
 
@@ -136,8 +136,8 @@ def contract_document(aliases: Mapping[str, str]) -> doc.Document:
         rows.append((f"{column.name}{' *' * column.required}", f"{column.kind.value}: {column.meaning}"))
         rows += [("", f"also: {also}")] if also else []
     hint = (
-        "A dump has one row per sequence, or one row per token with sequence_id and position. Use --column to read a "
-        "column with another name. Use --by with any other column that has one value per sequence."
+        "A dump has one row per sequence, or one row per token with sequence_id and position. To read a column with "
+        "another name, use --column. To split the metrics by another column, use --by."
     )
     return _make_document(_table("The dump format (* required)", ("column", "contents"), rows), doc.Note(hint))
 

@@ -37,10 +37,10 @@ def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None 
         *PLACE_COLUMNS,
         doc.Column("tokens", "tokens", description="valid tokens"),
         doc.Column("sum of log ratios", "log_ratio_sum", unit="nats",
-                   description="Sum of train minus rollout over the tokens. exp(sum) is the ratio of the sequence."),
-        doc.Column("K3", "k3", unit="nats/token", description="mean of exp(x) - 1 - x over the sequence's tokens"),
+                   description="Sum of the log ratios of the tokens. exp(sum) is the ratio of the sequence."),
+        doc.Column("K3", "k3", unit="nats/token", description="mean of exp(x) - 1 - x over the tokens, x = log ratio"),
         doc.Column("mean |difference|", "abs_diff_mean", unit="nats",
-                   description="mean of |x| over the sequence's tokens"),
+                   description="mean of |log ratio| over the tokens"),
         *([doc.Column("starts with", lambda row: vocabulary.text(row.token_ids), "code")] if starts else []),
     ]  # fmt: skip
     caption = f"The {len(shown)} sequences with the largest |sum of log ratios|"
@@ -112,7 +112,7 @@ def metric_table(
     caption: str, scope: str, keys: Iterable[str], columns: Mapping[str, Mapping[str, model.Value]],
     *, errors: bool = True,
 ) -> doc.Table:  # fmt: skip
-    """Return a table with a row per metric and a column per run or correction, with the intervals of a single run."""
+    """Return a table with a row per metric and a column per run or correction. A single run also has intervals."""
     absent = model.NOT_RECORDED if scope == "m" else model.Value(value=None, status="not a metric of this correction")
 
     def value(own: Mapping[str, model.Value], one: Metric) -> doc.TableCell:
@@ -147,7 +147,7 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table | None:
 
 
 def describe_log(run: model.RunResult, most: int | None = None) -> Iterator[str]:
-    """Describe the agreement of the dump with the run's log, with at most `most` names."""
+    """Describe how well the dump agrees with the run's log. Each list has at most `most` names."""
     for found in [*run.against.values(), *([run.against_metrics] if run.against_metrics else [])]:
         wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
         verb = "agrees" if len(found.names) == 1 else "agree"
@@ -167,7 +167,7 @@ def run_log_section(run: model.RunResult, name: str, anchor: str, provenance: mo
     lags = (f"{logged}: K3 {lag.text}" for logged, lag in run.lags.items() if lag.steps is not None)
     section.add(*(doc.Note(text, reach=doc.TERMINAL_AND_PAGE) for text in (*describe_log(run), *lags)))
     for correction, found in run.against.items():
-        title = f"{log}, compared with metrics of {provenance.framework} computed from {name} with {correction}"
+        title = f"{log}, compared with {provenance.framework}'s metrics of the dump {name} with {correction}"
         section.add(_agreement_table(title, found.names))
     if (other := run.against_metrics) is not None:
         names = {f"{logged} ({other.metrics[logged]})": agreement for logged, agreement in other.names.items()}
@@ -189,7 +189,7 @@ def _agreement_table(title: str, names: Mapping[str, model.Agreement]) -> doc.Ta
 
 
 def comparison_of_corrections(result: model.Result) -> doc.Table:
-    """Return one row per run and correction: meaning, rejection, remaining K3, cost, and a new batch."""
+    """Return a row per run and correction: effect, rejected data, remaining K3, cost, and rejection in a new batch."""
     runs, several = result.runs, len(result.runs) > 1
     labels = {correction.name: correction_label(correction) for correction in result.corrections}
     Row = tuple[int, str, str, Mapping[str, model.Value]]
@@ -215,9 +215,9 @@ def comparison_of_corrections(result: model.Result) -> doc.Table:
         doc.Column("fresh batch rejects", lambda row: _fresh_batch_cell(runs[row[1]].fresh_batches.get(row[2])), drop=4,
                    description="predicted rejected share of the tokens, with its 95% interval"),
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
-        doc.Column("data needed", needed, description="factor of more data to reach the ESS without correction"),
+        doc.Column("data needed", needed, description="how many times the data is needed for the uncorrected ESS"),
     ]  # fmt: skip
-    caption = "Shares of tokens are relative to all valid tokens. A fresh batch has the size of a step."
+    caption = "Percentages of tokens refer to all valid tokens. A fresh batch is a new batch with the size of a step."
     places = [row[0] for row in rows] if several else ()
     return doc.Table.of(caption, rows, columns, sortable=True, title="Corrections", runs=places, reach=doc.EVERYWHERE)
 

@@ -1,4 +1,4 @@
-"""The pages of results, and saved results."""
+"""The page of each type of result, and the reader of saved results."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _REMEDY = "pass JSON files that analyze, sweep, compare, advise or gate wrote"
 
 
 def read_saved(paths: Sequence[Path]) -> tuple[View, Document]:
-    """Read a saved result with its page. Results are merged, and files tell runs with the same name apart."""
+    """Read saved results, merge them and build their page. Runs with the same name get the file name as a suffix."""
     found = [(path, _parse_saved(read_json(path, _REMEDY), path)) for path in paths]
     if len(found) == 1:
         return found[0][1], PAGES[type(found[0][1])](found[0][1])
     other = next((path for path, kept in found if not isinstance(kept, (Result, Sweep))), None)
     results = {path: kept for path, kept in found if isinstance(kept, Result)}
     if other is not None or not results:
-        problem = "only results of analyze, alone or with sweeps, can share a page"
+        problem = "only results of analyze and sweep can share a page, with at least one of analyze"
         raise DataError(problem, file=str(other or paths[0]), remedy="run report on this file only")
     names, stems = [name for result in results.values() for name in result.runs], [path.stem for path in results]
     every = list(results.values())

@@ -33,7 +33,7 @@ FOLD_ROWS = 16
 
 
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
-    """Build the first screen of a sweep without targets, or the whole page with `page`."""
+    """Build the first screen of a sweep without targets, or its details if `page` is given."""
     screen = doc.Document(doc.Headline(_title(sweep)))
     if page is not None:
         screen.sections = [part for part in page.sections if part.anchor != "sweep-answer"]
@@ -129,7 +129,7 @@ def _runs_table(sweep: api.Sweep) -> doc.Table:
 
 
 def target_screen(sweep: api.Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> doc.Document:
-    """Build the screen of solved targets: the best rules, or the best rule of each run, and the lines to paste."""
+    """Build the screen of solved targets. It shows the best rules (with several runs, one each) and lines to paste."""
     price = dict(zip(map(id, sweep.targets), prices, strict=True))
     wishes = api.group_by_target(sweep.targets)
     first, alone = next(iter(wishes)), len(sweep.runs) == 1
@@ -229,7 +229,7 @@ def study_section(own: StudyRun) -> doc.Section:
     chosen = api.thin_rows(best or rows, MAX_POINTS_SHOWN)
     found = "No point has values of all metrics, so there is no Pareto front"
     if best:
-        found = f"{len(chosen)} of {len(best)} points that no other point beats in rejection, ESS and bias"
+        found = f"{len(chosen)} of the {len(best)} points on the Pareto front"
     points = _points_table(own, chosen, f"{found}.", title=found, reach=doc.EVERYWHERE)
     caption = f"{format_count(len(rows), 'point')}."
     every = _points_table(own, rows[:MAX_ROWS], caption, title=f"All points of {study.name}", folded=True)
@@ -244,7 +244,7 @@ def _lead_sentence(study: Study, start: int) -> str:
     about = f"{study.correction.about.rstrip('.')}. " if study.correction.about else ""
     fixed = f"Curves pass through {api.format_point(study, start)}." if len(study.axes) > 1 else ""
     sides = any(axis.path.rpartition(".")[2] in INTERVAL_FIELDS for axis in study.axes)
-    bound = "A bound x keeps ratios within [1/x, x], and differences within [-x, x]. " if sides else ""
+    bound = "A bound x limits ratios to [1/x, x], and probability differences to [-x, x]. " if sides else ""
     return (about[:1].upper() + about[1:] + bound + fixed).strip() or "One threshold varies."
 
 
@@ -321,7 +321,7 @@ def _point_texts(own: StudyRun) -> list[list[str]]:
 
 
 def _config_data(study: Study) -> dict[str, Any]:
-    """Return the configurations of points in each syntax, as indices into a list of distinct lines."""
+    """Return the configuration of each point in each syntax. Each line is an index into a list of distinct lines."""
     lines: dict[str, int] = {}
     loaded = (adapter.load("") for adapter in load_adapters())
     frameworks = [framework for framework in loaded if framework.native(study.correction_at(0))[0]]
@@ -363,7 +363,7 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
         return None
     section = doc.Section(
         "Predictions", f"thresholds-{index}-predictions",
-        lead="Predictions for a new batch, longer responses or later steps, for some points, with 95% intervals.",
+        lead="Predictions of some points for a new batch, longer responses or later steps, with 95% intervals.",
     )  # fmt: skip
     questions: dict[str, list[tuple[str, Prediction]]] = {}
     for name, every in predictions.items():
