@@ -22,7 +22,7 @@ BLOCK_TOKENS = 1 << 16
 TILE = 1024
 """Tokens that compiled loops process together, so that the temporaries fit the first-level cache."""
 _LONG_SEGMENT = 64
-"""If the chosen segments have a larger mean length, `token_selector` copies slices instead of single tokens."""
+"""If the mean length of the chosen segments is above this, `token_selector` copies slices instead of single tokens."""
 BLOCK_SEQUENCES = 1 << 14
 """Maximum number of sequences per block, because each sequence has hundreds of columns."""
 
@@ -157,8 +157,8 @@ class TokenBatch:
     # for each gate with `over: batch`: the smallest value that the gate drops in the step of each sequence [S]. A gate
     # without an entry computes this value from the batch.
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
-    # valid tokens of each sequence that the trainer gives probability 0, a log-prob of -inf [S]. They are not among the
-    # T tokens, so that means leave them out. Gates and weights of whole sequences include them. None if there are none.
+    # number of valid tokens per sequence to which the trainer gives probability 0 (log-prob -inf) [S], or None. The T
+    # tokens do not include these tokens, and means leave them out. Gates and weights of whole sequences include them.
     impossible: Ints | None = None
     # counts of impossible tokens for each of the T tokens [T, 3]. The columns are: 1 if the token is the first of its
     # turn (a turn is a range of adjacent valid tokens), impossible tokens in its turn, impossible tokens before it in

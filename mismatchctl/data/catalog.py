@@ -51,7 +51,7 @@ RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
 
 STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
-"""Columns whose wrong type is an error, like the wrong type of a per-token column. Other such columns are ignored."""
+"""A wrong type of these columns or of a per-token column is an error. Other columns of a wrong type are ignored."""
 
 _SHOWN_COLUMNS = 12
 _PARALLEL_REQUESTS = 16
@@ -122,7 +122,7 @@ class ReadUnit:
     tokens: int  # approximate, including masked ones
     start: int = 0  # first row
     sequences: int = 0
-    row_groups: int = 1  # small ones are read together in the wide layout
+    row_groups: int = 1  # in the wide layout, small row groups are read together
     # first row of each sequence, in the long layout
     starts: Ints = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
 

@@ -74,7 +74,7 @@ _EXPECTED: dict[ColumnKind, tuple[str, int, tuple[str, ...]]] = {
     ColumnKind.NUMBER: ("numbers", 0, (*_NUMBERS, FLAG_TYPE)),
     ColumnKind.ID: ("integers or strings", 0, ()),
 }
-"""Expected element in words, depth of its lists, and kinds of its values. Ids can have any type that is not nested."""
+"""Kind of column -> (expected element, number of nested lists in it, kinds of values). Ids can have any flat type."""
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:

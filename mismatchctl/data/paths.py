@@ -30,7 +30,7 @@ _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "c
 """Files whose names differ in a number after one of these words are one run."""
 _RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
 _MANY = 8
-"""This many files that differ only in a number are one run, unless a word such as `seed` precedes the number."""
+"""This many files that differ only in a number are one run, unless the number follows a word such as `seed`."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 

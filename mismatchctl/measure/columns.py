@@ -426,7 +426,7 @@ def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Col
 
 def correction_columns(
     correction: Correction,
-    ratios: Mapping[str, Ratios],  # by source of the correction
+    ratios: Mapping[str, Ratios],  # of the pairs of policies that the correction uses
     k3: Float64s,  # sum of the mismatch's K3 per sequence [S]
     batch: TokenBatch,
     plain: LossTerm | None = None,  # the uncorrected loss, if known

@@ -215,7 +215,7 @@ def _take_entries(values: Float64s, places: Ints) -> Float64s:
 class IntervalVariants:
     """Several intervals of one quantity, such as the values that gates with different bounds keep."""
 
-    edges: Float64s  # ascending. The bin of a value is the number of edges that do not exceed it.
+    edges: Float64s  # ascending. The bin of a value is the number of edges that are not above the value.
     inside: BinIntervals  # bins of each variant's interval
 
     @classmethod

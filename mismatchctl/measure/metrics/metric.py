@@ -158,7 +158,7 @@ class Measure:
 
 
 Number = Any
-"""An array of floats, one per cell, or of complex numbers while a gradient is computed. Formulas may use arithmetic,
+"""An array of floats, one per step, or of complex numbers while a gradient is computed. Formulas may use arithmetic,
 np.sqrt, np.exp and np.where, but never `if`."""
 
 
