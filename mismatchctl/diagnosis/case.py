@@ -108,7 +108,7 @@ class Case:
 
     @property
     def sides(self) -> tuple[tuple[str, Float64s, Float64s], ...]:
-        """Return the name, the log-probs, and the log-probs of the other side, for rollout and trainer [N]."""
+        """Return, for each side, its name, its log-probs, and the log-probs of the other side [N]."""
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def reread(self, side: str, values: Float64s, sequences: Bools) -> Case:
@@ -162,7 +162,7 @@ class Case:
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Return log |`standard`| [N]. A mean over this logarithm is robust to heavy tails."""
+        """Return the logarithm of |`standard`|, the noise of each token [N]. Its mean is robust to heavy tails."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property
@@ -244,7 +244,7 @@ class Case:
 
     @cached_property
     def systematic_share(self) -> tuple[float, float]:
-        """Return how much of the variance of the log ratio depends only on the token id (a share), and a z-score.
+        """Return the share of the variance of the log ratio that depends only on the token id, and a z-score.
 
         Different model weights shift each token of the vocabulary, while noise depends on the context. Therefore, the
         same token in different sequences is compared. The standard error comes from random sign flips.
@@ -326,7 +326,7 @@ class Case:
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Correlate the mean log ratio of token ids with the policy's next update. Return value and z-score."""
+        """Correlate, over token ids, the mean log ratio with the policy's next update. Return value and z-score."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -474,7 +474,7 @@ _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50
 
 @dataclass(frozen=True)
 class ConstantRuns:
-    """Runs of equal log-probs. `first` is an index of unexplained tokens. `off` is the mean |log ratio| of the run."""
+    """Runs of equal log-probs. `first` is the index of the first token, and `off` the mean |log ratio| of the run."""
 
     first: Ints
     length: Ints

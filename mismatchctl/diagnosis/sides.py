@@ -61,7 +61,6 @@ def measure_sides(case: Case) -> Sides | None:
     column = float(np.expm1(reference[sound] - case.rollout[sound]).mean())
     error = _ratio_error(table)
     groups = {name: _measure_groups(terms, case.rows, name) for name in ("step", "worker")}
-    # the numbers are the upper ends of bands: by position in the response, and by reference probability
     return Sides(
         side=side,
         confidence=confidence,
@@ -76,6 +75,7 @@ def measure_sides(case: Case) -> Sides | None:
         reference_over_rollout=Value(value=1.0 + column, se=error),
         groups={
             **{name: found for name, found in groups.items() if found},
+            # bands of positions and of reference probabilities, with their upper ends
             "position": _measure_bands(terms, case.rows.segments.places, (16, 64, 256, 1024, 4096)),
             "probability": _measure_bands(terms, np.exp(reference), (0.01, 0.1, 0.5, 0.9, 0.99)),
         },

@@ -57,7 +57,7 @@ CORRECTABLE_CAUSES = frozenset(
 CAUSES_WITH_VALID_ROLLOUT = frozenset(
     {"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"}
 )
-"""With these causes, rollout log-probs are valid, so that weights help until the cause is fixed."""
+"""With these causes, rollout log-probs are valid, so that importance weights help until the cause is fixed."""
 
 
 def get_summary(run: RunResult) -> RunSummary:

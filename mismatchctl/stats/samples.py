@@ -97,7 +97,7 @@ def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample
 def _build_sample(
     table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> ClusterSample:
-    """Add up the rows of each cluster. Clusters that are not prompts are different clusters in different steps."""
+    """Add up the rows of each cluster. A cluster that is not a prompt counts separately in each step."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
     sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # the largest value that is stored means an overflow
@@ -182,7 +182,7 @@ _SLOPE_STEP = 1e-4  # relative change of a cluster's weight, divided by the numb
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """Return a metric, its slope for the weight of each cluster (influence), and the sizes of the clusters."""
+    """Return a metric, its derivative by the weight of each cluster (influence), and the sizes of the clusters."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)

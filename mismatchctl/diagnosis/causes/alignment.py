@@ -64,7 +64,7 @@ def detect_edited_response(case: Case) -> Detection | None:
     if breaks is None:
         return _match_edited_spans(case)
     if breaks.at_turn:
-        return None  # another test finds a context that changed at a turn
+        return None  # another test finds contexts that changed at a turn
     found, level = breaks.found, float(breaks.level[breaks.found].mean())
     long = case.counts >= 2 * _EDIT_MIN_SIDE
     share, examples = float(found.sum() / max(long.sum(), 1)), case.find_loudest(found, breaks.level)
@@ -566,14 +566,14 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     share = float(tokens.sum() / len(case.index))
     values, counts = np.unique(runs.value, return_counts=True)
     value = float(values[np.argmax(counts)])
-    # Include single tokens with this constant. Later tests would explain them by top-p.
+    # Include single tokens with this constant. Otherwise, later tests would explain these tokens by top-p.
     constant = case.marked((case.r == value) & (len(long) >= 2))
     tokens |= constant & case.marked(np.abs(case.x) > _UNSAMPLED_FAR)
     start = np.zeros(case.size, np.int64)
     start[runs.sequence[::-1]] = case.rows.positions[case.index[runs.first[::-1]]]
     examples = case.find_loudest(sequences, case.sums(tokens[case.index]))
     rival = {"padding_or_sentinel": "check in the code whether 0 is written for missing log-probs"}
-    # below 1%, a policy that has changed much explains the tokens too
+    # below 1%, the policy may simply have changed much
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > 0.01 or quiet else "low",
         f"{percent(share)} of the valid tokens have the constant rollout log-prob {value:g}, which is "
@@ -603,7 +603,7 @@ _SAME, _ROWS = 0.8, 5
 def detect_engine_state(case: Case) -> Detection | None:
     breaks = _find_breaks(case)
     if breaks is None or breaks.at_turn:
-        return None  # another test finds a context that changed at a turn
+        return None  # another test finds contexts that changed at a turn
     found, split, after = breaks.found, breaks.split, breaks.after
     at_limit, by_prompt = _is_at_limit(case, found, split), _is_by_prompt(case, found, split)
     ratio, count, rows = np.where(after, np.exp(np.minimum(case.x, 7.0)), 0.0), int(after.sum()), int(found.sum())

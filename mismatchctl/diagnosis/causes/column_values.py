@@ -212,7 +212,7 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return rollout / train if all tokens have this factor. If it is 1 or belongs to a log base, return None."""
+    """Return the factor rollout / train if all tokens have it, but not if it is 1 or comes from another log base."""
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
     def quotients(chosen: Bools) -> Float64s:

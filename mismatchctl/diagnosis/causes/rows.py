@@ -171,7 +171,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean difference between the rollout of each row and the trainer of each row, over the first tokens."""
+    """Return the mean difference between rollout row i and trainer row j, for all i and j, over the first tokens."""
     place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)

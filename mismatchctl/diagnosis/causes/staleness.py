@@ -311,7 +311,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         return None  # that cause already explains the growth
     steps, level, error, _, freedom = measure_steps(case)
     if len(steps) < 6 or freedom < len(steps):
-        return None  # the scatter within steps must be known
+        return None  # the variation within steps must be known
     own = fit_growth(steps, np.exp(level).tolist(), (np.exp(level) * error).tolist(), "abs_log_ratio")
     z = own.z or 0.0
     if own.verdict != "grew" or z < 5.0 or (own.factor or 0.0) < 1.25:
@@ -422,9 +422,9 @@ def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float
 
 _MIN_FREEDOM = 12
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
-"""Prior for the scatter of steps: 10%, with the weight of 8 steps."""
+"""Steps are assumed to vary by 10%. This assumption has the weight of 8 measured steps."""
 MIN_ROWS = 4
-"""Minimum number of sequences from which the level of a group is estimated."""
+"""Minimum number of sequences for the log mismatch of a group."""
 StepKey = tuple[GroupValue, GroupValue]
 StepCells = dict[StepKey, Float64s]
 """(step, value) -> moments of `sum_levels` [4, 4]."""
@@ -566,7 +566,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the first variable on the last. With enough data, also include the other variables."""
+    """Regress the first variable of `products` on the last one. With enough data, include the other variables too."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])
