@@ -1,1 +1,1 @@
-"""The Correction model, its application, presets, and corrections on tensors."""
+"""The class `Correction`, presets, and code that applies corrections to dumps and tensors."""

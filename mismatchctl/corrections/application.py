@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Collects the values of a step that a gate with `over: batch` compares. Values inside the bound are kept."""
+    """Values of one step for a gate with `over: batch`. It drops the largest values until the mean is in the bound."""
 
     gate: Gate
     count: int = 0  # number of the values inside the bound
@@ -66,7 +66,7 @@ class Trim:
     outside_values: tuple[Float64s, ...] = ()  # the values outside the bound
 
     def add_values(self, values: NDArray[Any]) -> Trim:
-        """Add values of the batch. NaN counts as infinity."""
+        """Return a Trim that also contains these values. NaN counts as infinity."""
         known = np.where(np.isnan(values), np.inf, values.astype(np.float64))
         inside = self._inside(known)
         count, total = self.count + int(inside.sum()), self.total + float(known[inside].sum())
@@ -77,7 +77,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value, the number of dropped equals, and True if a smaller value is kept."""
+        """Return the smallest dropped value, how many dropped values equal it, and True if a smaller value is kept."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -122,7 +122,7 @@ def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selecti
 
 
 def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
-    """Return the statistic that a gate compares, per token [T] or per segment."""
+    """Return the statistic of a gate, one value per token [T] or per segment."""
     if gate.statistic == "age":
         unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
         return np.where(np.isnan(batch.age), unknown, batch.age)
@@ -141,7 +141,7 @@ def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch)
 
 
 _PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_prob", "binary_kl", "binary_kl_max")
-"""Statistics that a log ratio of -inf does not determine. These statistics ignore tokens of train probability 0."""
+"""Statistics that also need the probabilities. They ignore tokens with train probability 0 (log ratio -inf)."""
 
 
 def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batch: TokenBatch) -> Float64s:
@@ -174,7 +174,7 @@ def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batc
 
 
 def _count_impossible_tokens(over: str, segments: Segments, batch: TokenBatch) -> Ints | None:
-    """Count the tokens with a log ratio of -inf in each segment, or before each token."""
+    """Count the tokens with a log ratio of -inf in each segment. For `over: prefix`, count them up to each token."""
     near = batch.impossible_near
     if over == "sequence":
         return batch.impossible
@@ -190,7 +190,7 @@ def _running_counts(view: Selection) -> Float64s:
 
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:
-    """Return the bounds of a gate's statistic, as logarithms for ratios."""
+    """Return the bounds of a gate. For the statistic `ratio`, return their logarithms."""
     low, high = gate.bounds
     if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN bounds and reject all tokens
         return math.inf, -math.inf
@@ -305,7 +305,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return minus the log of a random number per token or sequence, determined by seed, file, row and position."""
+    """Return -log(u) per token or sequence. The random number u depends only on seed, file, row and position."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -323,7 +323,7 @@ def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
 
 
 def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenBatch) -> Bools:
-    """Return the tokens of a batch that a gate with `over: batch` drops."""
+    """Return flags of the tokens [T] that a gate with `over: batch` drops."""
     seen = np.asarray(view.expand())
     if gate in batch.trims:
         reached = np.asarray(values) >= np.asarray(batch.segments.spread(batch.trims[gate]))
@@ -338,7 +338,7 @@ def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenB
 def _select_rejected(
     gate: Gate, flags: Bools, segments: Segments, view: Selection, batch: TokenBatch, ratios: Ratios
 ) -> Selection:
-    """Convert rejected tokens or segments to a selection of the batch's sequences."""
+    """Convert the flags of rejected tokens or segments to a Selection of tokens and sequences."""
     if gate.per_token:
         tokens = flags & view.expand() if gate.sees == "remaining" else flags
     elif gate.over == "segment":
@@ -354,7 +354,7 @@ def _select_rejected(
 
 
 def _eligible_tokens(gate: Gate, batch: TokenBatch, ratios: Ratios) -> Bools:
-    """Return flags of the tokens [T] that a gate may reject."""
+    """Return flags of the tokens [T] that meet the gate's condition `when`."""
     if batch.advantages is None:
         raise KeyError("advantages")
     if gate.when == "drifting":
@@ -373,9 +373,9 @@ class Weights:
 
     rule: Weight
     ratios: Ratios  # the ratios that the rule uses
-    all_inside: bool = False  # True if no token can be outside a bound
+    all_inside: bool = False  # True if every token is known to be within all bounds
     selection: Selection | None = None  # tokens to aggregate over. Default: all.
-    turns: Segments | None = None  # segments of a rule with `over: segment`
+    turns: Segments | None = None  # the segments, for a rule with `over: segment`
     bounded_at: Bools | None = None  # sequences whose weights are bounded [S]. Default: all.
     impossible: Ints | None = None  # tokens of train probability 0 per sequence [S] or per turn
 
@@ -385,12 +385,12 @@ class Weights:
 
     @property
     def are_ratios(self) -> bool:
-        """Return True if the weights without a bound are the token ratios."""
+        """Return True if each weight, before its bound, is the ratio of its token."""
         return self.rule.level == "token" and self.rule.is_usual
 
     @cached_property
     def log_ratio(self) -> Float64s:
-        """Return the log ratio, summed or averaged to the level of the rule, without a clamp."""
+        """Return the logarithm of each weight, before `_limit` and the bounds are applied."""
         rule, ratios = self.rule, self.ratios
         if rule.level == "token":
             return ratios.log_ratio
@@ -413,7 +413,7 @@ class Weights:
 
     @cached_property
     def raw_excess(self) -> Float64s:
-        """Return weight minus 1, before bounds are applied. The difference keeps the digits of weights near 1."""
+        """Return weight minus 1, before bounds are applied. For weights near 1, this is more exact than `raw` - 1."""
         if self.are_ratios:
             return self.ratios.excess
         if self._limit == LOG_RATIO_BOUND:
@@ -428,7 +428,7 @@ class Weights:
 
     @cached_property
     def low(self) -> Bools:
-        """Return flags of weights below the lower bound, or below `watch_low` if there is no lower bound."""
+        """Return flags of weights that count as low: below `watch_low` if it is given, else below the lower bound."""
         return self.raw_excess + 1.0 < (self.rule.watch_low or self.rule.bounds[0])
 
     @cached_property
@@ -444,7 +444,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Apply the bounds to weights that are given as differences from `origin`."""
+        """Apply the bounds to weights. `values` and the result are weights minus `origin`."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:
@@ -456,18 +456,18 @@ class Weights:
         return np.where(where, bounded, values)
 
     def _sanitize(self, values: Float64s, origin: float) -> Float64s:
-        """Set NaN and infinite weights to 0 if the rule requires it."""
+        """Set NaN and infinite weights to 0 if the rule has `nonfinite: zero`."""
         return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
-        """Sum `values`, one per weight, over the selected tokens of each sequence [S]."""
+        """Sum `values` (one per token or per sequence) over the selected tokens of each sequence [S]."""
         if self.per_token:
             return over.sum(values)
         return np.where(over.counts > 0, values, 0.0) * over.counts
 
 
 def normalization_divisor(mean: Float64s) -> Float64s:
-    """Return the mean weight that normalizes the weights, or 1 if the mean is too small, as in trainers."""
+    """Return the number that weights are divided by: their mean, or 1 if the mean is almost 0. Trainers do the same."""
     return np.where(mean > _SMALLEST_MEAN, mean, 1.0)
 
 
@@ -475,7 +475,7 @@ def normalization_divisor(mean: Float64s) -> Float64s:
 class CorrectedBlock:
     """Result of a correction for a block of sequences: weights, rejected tokens of each gate, and remaining tokens."""
 
-    weights: Weights | None  # null if the correction has no weight rule (every weight is 1)
+    weights: Weights | None  # None if the correction has no weight rule (every weight is 1)
     gates: tuple[GateOutcome, ...]  # one outcome per gate, in order
     kept: Selection  # tokens that contribute to the loss
     counted: Selection  # tokens in the loss's denominator: `kept` plus the tokens rejected by gates with effect `zero`
@@ -530,11 +530,11 @@ def _compute_weights(
 
 
 _BOUND_TOLERANCE = 1e-9
-"""A log ratio that is closer to a bound than this may be outside the bound, so the exact rule must decide."""
+"""If a log ratio is closer to a bound than this, rounding may hide on which side it is. The exact rule decides."""
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Return the sequences [S] that may contain a token outside a bound, given their smallest and largest ratio."""
+    """Return flags of the sequences [S] whose smallest or largest ratio may be outside a bound."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight

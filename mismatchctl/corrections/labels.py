@@ -1,4 +1,4 @@
-"""Labels for corrections and thresholds: the condition for keeping data, or for rejecting data if it is a veto."""
+"""Labels for corrections and thresholds. A gate's label says what it keeps, and a veto's label what it rejects."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _SOURCE_NAMES = {
     "proximal/rollout": " (proximal/rollout)",
 }
 _LARGEST_PERCENT_BOUND = 1.1
-"""Symmetric ratios up to this bound are shown in percent, larger ones as a factor."""
+"""An interval [1/b, b] is shown in percent if b is at most this number, and as a factor if b is larger."""
 _SMALLEST_PLAIN = 1e-3
 _EQUAL_DISTANCES = 0.005
-"""Bounds are shown as one number if their distances from the middle differ by at most this share."""
+"""An interval is shown as one number if the distances of its bounds from the middle differ by at most this share."""
 
 
 def correction_label(correction: Correction) -> str:
@@ -104,7 +104,7 @@ def bound_label(rule: Weight | Gate) -> str:
 
 
 def threshold_label(correction: Correction, path: str) -> str:
-    """Describe the threshold that a field sets, for example `gates.0.keep`: "geometric mean within 0.1%"."""
+    """Describe the rule that a field belongs to. For `gates.0.keep`, the text can be "geometric mean within 0.1%"."""
     kind, _, rest = path.partition(".")
     if kind == "weight" and correction.weight is not None:
         return weight_label(correction.weight)
@@ -126,7 +126,7 @@ def short_number(value: float) -> str:
 
 
 def _rejecting_token(gate: Gate) -> str:
-    """Describe the token that rejects its sequence, or "" if the gate is not a veto."""
+    """Describe which token makes a veto reject its sequence. If the gate is not a veto, return ""."""
     if gate.over == "batch" or gate.statistic == "age":
         return ""
     name = "ratio" if gate.statistic == "ratio" else _STATISTIC_NAMES[gate.statistic]

@@ -1,4 +1,4 @@
-"""The Correction model: one weight rule, an ordered list of gates, and a named loss."""
+"""The class `Correction`: a weight rule, an ordered list of gates, and a loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.io.yaml import read_data
 
 LOSSES: dict[str, dict[str, float]] = read_data(Path(__file__).with_name("losses.yaml"))
-"""Loss names, their parameters and the frameworks' defaults."""
+"""Names of losses, with the default of each parameter."""
 OWN_RATIO_LOSSES = frozenset(
     ("ppo_bypass", "cispo_bypass", "vespo", "topr", "importance_sampling", "dppo", "ipo", "quadratic")
 )
@@ -45,13 +45,13 @@ RatioSource = Literal["train/rollout", "current/rollout", "current/train", "prox
 MISMATCH_SOURCE: RatioSource = "train/rollout"
 """Ratio of the trainer's recomputed probability to the rollout engine's probability."""
 BYPASS_SOURCE: RatioSource = "current/rollout"
-"""Ratio of the current policy's probability to the rollout engine's, for training without a recomputation."""
+"""Ratio of the current policy's probability to the rollout engine's, for trainers that recompute no log-probs."""
 ClampLevel = Literal["aggregate", "token", "none"]
 Interval = tuple[float | None, float | None]
 
 ARITHMETIC_LEVELS = ("token", "sum", "mean", "min", "max")
 STATISTIC_LEVELS = {"ratio": ("token", "sequence", "geometric", "mean", "min", "max"), "age": ("sequence",)}
-"""Levels that each statistic supports, if these are not ARITHMETIC_LEVELS."""
+"""Levels of the statistics `ratio` and `age`. The other statistics support ARITHMETIC_LEVELS."""
 
 
 class _CorrectionModel(BaseModel):
@@ -60,7 +60,7 @@ class _CorrectionModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_flag_for_a_number(cls, data: Any) -> Any:
-        """Reject `truncate: true`, which pydantic would read as 1."""
+        """Refuse `truncate: true`, because pydantic would read `true` as 1."""
         for name, value in data.items() if isinstance(data, dict) else ():
             parts = value if isinstance(value, (list, tuple)) else (value,)
             if name != "inclusive" and any(part is True or part is False for part in parts):
@@ -100,7 +100,7 @@ _SEGMENT_DESCRIPTION = "over the sequence, or over each segment of adjacent vali
 
 
 class Gate(_CorrectionModel):
-    """A rule that keeps tokens or sequences whose statistic is inside an interval, and rejects the others."""
+    """A rule that keeps a token or sequence if its statistic is inside an interval, and otherwise rejects it."""
 
     statistic: Literal[
         "ratio",
@@ -217,7 +217,7 @@ class Gate(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if the gate has no rare options, such as segments, bounds that grow, or a random choice."""
+        """Return True if the gate uses only common options: no segments, no growing bounds, no random choice."""
         given = (self.over, self.limit, self.precision, self.widen, self.seed, self.when)
         return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
 
@@ -229,7 +229,7 @@ class Gate(_CorrectionModel):
 
     @property
     def per_token(self) -> bool:
-        """Return True if the gate judges tokens, and False if it judges sequences or segments."""
+        """Return True if the gate rejects single tokens, and False if it rejects sequences or segments."""
         return self.level == "token" or self.over in ("prefix", "batch")
 
     @property
@@ -239,10 +239,10 @@ class Gate(_CorrectionModel):
 
 
 class Weight(_CorrectionModel):
-    """The importance weight of each token: a ratio per token or sequence (`level`), then bounded and normalized.
+    """Rule for importance weights. A weight is a ratio per token or per sequence (`level`), bounded and normalized.
 
-    At most one of `truncate`, `clip` and `zero` may be given. Without a bound, the weight is the ratio, limited to
-    exp(+-20) or to `limit`.
+    At most one of the bounds `truncate`, `clip` and `zero` may be given. Without them, the weight is the ratio, whose
+    logarithm is clamped to +-`limit` (default 20).
     """
 
     level: Literal["token", "sequence", "geometric"] = Field(
@@ -324,13 +324,13 @@ class Weight(_CorrectionModel):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the interval in which weights are unchanged: (lower, upper)."""
+        """Return the bounds (lower, upper). Weights between them stay as they are."""
         low, high = self.clip or self.zero or (None, self.truncate)
         return (0.0 if low is None else low), (math.inf if high is None else high)
 
     @property
     def is_usual(self) -> bool:
-        """Return True if the weight rule has no rare options, such as segments or another clamp."""
+        """Return True if the weight rule uses only common options: no segments, no other `limit`, no `bound_where`."""
         given = (self.over, self.clamp, self.limit, self.sees, self.nonfinite, self.bound_where)
         return given == ("sequence", "aggregate", LOG_RATIO_BOUND, "original", "keep", None)
 
@@ -407,5 +407,5 @@ class Correction(_CorrectionModel):
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain data without defaults, as in a YAML file."""
+        """Return the fields that differ from their defaults, as plain data for YAML."""
         return self.model_dump(mode="json", exclude_defaults=True)

@@ -1,4 +1,4 @@
-"""Presets by name, and the columns of the table of presets."""
+"""Presets, corrections from names and files, and the table that compares presets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Preset:
     version: str = ""  # year and month of the framework's release
     source: str = ""  # commit or document
     alias_of: str | None = None  # name of the original preset, for an alias
-    documented: str = ""  # how the framework's documentation differs from its code. Empty without a difference.
+    documented: str = ""  # how the framework's documentation differs from its code. Empty: they agree.
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ _NAMED_RULES: dict[str, tuple[tuple[float, ...], Callable[..., dict[str, Any]]]]
     "geo": ((1.001,), lambda high: {"gates": [_ratio_gate("geometric", 1 / high, high)]}),
     "veto": ((1e-4,), lambda low: {"gates": [_ratio_gate("min", low, None) | {"clamp": "none"}]}),
 }  # fmt: skip
-"""Rules by name, with their default bounds and a function that makes a rule's fields from bounds.
+"""Rules by name, with their default bounds and a function that creates the fields of the rule from its bounds.
 
 A bound follows the name (`geo_1.01`), and rules are joined by `_` (`geo_1.01_token_truncate_2`).
 """
@@ -86,7 +86,7 @@ _NAMED_RULE = re.compile(rf"({'|'.join(_NAMED_RULES)})((?:_\d+(?:\.\d+)?(?:e-?\d
 
 
 def named_correction(name: str) -> Correction | None:
-    """Return the correction that a name such as `geo_1.01_token_truncate_2` describes, or None."""
+    """Create the correction that a name such as `geo_1.01_token_truncate_2` describes. Other names give None."""
     merged: dict[str, Any] = {"name": name}
     name, place = re.sub(r"(?<!\de)-", "_", name), 0
     while place < len(name):
@@ -107,7 +107,7 @@ def named_correction(name: str) -> Correction | None:
 
 
 def format_bound(bound: float) -> str:
-    """Format a bound so that reading the text gives the same number: 2, 1.001, 1e-4."""
+    """Format a bound without losing digits: 2, 1.001, 1e-4."""
     text = next(text for digits in range(3, 18) if float(text := f"{bound:.{digits}g}") == bound)
     mantissa, mark, exponent = text.partition("e")
     if not mark and bound < 1e-3:
@@ -117,7 +117,7 @@ def format_bound(bound: float) -> str:
 
 
 def format_rule_name(rule: str, *bounds: float) -> str:
-    """Return the name of a rule with its bounds: `geo_1.01`, `veto_1e-4`."""
+    """Join the name of a rule and its bounds: `geo_1.01`, `veto_1e-4`."""
     return "_".join([rule, *map(format_bound, bounds)])
 
 
@@ -132,7 +132,7 @@ def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Corr
 
 
 def read_corrections(path: str | Path) -> list[Correction]:
-    """Read one or more Corrections from YAML or TOML: a mapping, a list, or a `corrections` key."""
+    """Read Corrections from a YAML or TOML file. The file contains one, a list of them, or the key `corrections`."""
     path = Path(path)
     data = read_data(path)
     items = data.get("corrections", data) if isinstance(data, dict) else data
@@ -186,19 +186,19 @@ def describe_traits(name: str, correction: Correction) -> dict[str, str]:
 
 
 def _count_policies(correction: Correction) -> int:
-    """Count the policies that the loss uses: rollout, current, and the trainer's recomputation."""
+    """Count how many of the policies rollout, train and current a correction uses."""
     uses_rollout = correction.weight is not None or bool(correction.gates)
     return 3 if correction.loss == "ppo" and uses_rollout else 2
 
 
 SEVERITIES = ("negligible", "moderate", "severe")
-"""Severity classes in the docs, caused by implementation differences, stale weights, and data of other policies."""
+"""Severity of a mismatch. Typical causes, in this order: different implementations, stale weights, other policies."""
 _MIN_ESS = (0.99, 0.9)
-"""Minimum ESS of token weights for a negligible and for a moderate mismatch. mismatchctl chose these bounds."""
+"""Minimum ESS of token weights for a negligible and for a moderate mismatch. mismatchctl chose these numbers."""
 
 
 def classify_severity(ess_token: float) -> str:
-    """Return the severity of a mismatch, given the effective sample size of its token weights as a share."""
+    """Return the severity of a mismatch, given the ESS of its token weights (between 0 and 1)."""
     return SEVERITIES[sum(ess_token < least for least in _MIN_ESS)]
 
 

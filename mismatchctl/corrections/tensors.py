@@ -25,7 +25,7 @@ class TensorLayout:
     """Layout of per-token values: one row per sequence."""
 
     rows: tuple[NDArray[Any], ...]  # values of each row
-    original: Values  # for the library, dtype and device
+    original: Values  # the values as given, whose library, dtype and device `restore` uses
     padded: NDArray[Any] | None = None  # all rows [B, T] if they are padded
 
     @classmethod
@@ -57,7 +57,7 @@ class TensorLayout:
         return np.concatenate([np.zeros(0), *self.rows]) if self.padded is None else self.padded.reshape(-1)
 
     def restore(self, flat: NDArray[Any]) -> Values:
-        """Return values per position in the original layout, dtype and device. Flags stay flags."""
+        """Return values, one per position, in the original layout, dtype and device. Boolean values stay boolean."""
         nested = getattr(self.original, "is_nested", False)
         if not nested and len(getattr(self.original, "shape", ())) == 2:
             return _to_library(self.original, flat.reshape(tuple(self.original.shape)))
@@ -164,7 +164,7 @@ class TensorBatch:
 
     @property
     def ratios(self) -> Ratios:
-        """Return the ratios of train to rollout probability, without tokens of train probability 0."""
+        """Return the ratios of train to rollout probability. Tokens with train probability 0 are left out."""
         batch, possible = self.batch, self.batch.train > -np.inf
         if possible.all():
             return Ratios(batch.train, batch.rollout, batch.segments)
@@ -179,7 +179,7 @@ class TensorBatch:
 
 
 def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
-    """Return the weights of valid tokens as a trainer uses them: bounded, and divided by the mean of each group."""
+    """Return the weights of valid tokens as a trainer uses them: bounded, and divided by the mean of their group."""
     weights, rule = block.token_weights(), correction.weight
     if rule is None or rule.normalize == "none":
         return weights
@@ -197,7 +197,7 @@ def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Seq
 
 
 def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
-    """Return the rows of each micro-batch: all rows, a fixed number of rows, or rows with the same micro-batch name."""
+    """Return the rows of each micro-batch. `micro_batches`: None (one batch), rows per batch, or a name per row."""
     if micro_batches is None:
         return [np.arange(rows)]
     if isinstance(micro_batches, int) and micro_batches > 0:
@@ -261,10 +261,10 @@ def _to_floats(values: NDArray[Any], name: str) -> Floats:
 
 
 def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
-    """Repeat the advantage of each sequence for its tokens."""
+    """Repeat the advantage of each sequence for each of its tokens."""
     shape = getattr(values, "shape", None)
     scalars = _to_numpy(values) if shape is not None and len(shape) == 1 else None
-    if scalars is not None and scalars.dtype.kind == "O":  # a column with one row per cell
+    if scalars is not None and scalars.dtype.kind == "O":  # each element is a row
         return values
     if isinstance(values, (list, tuple)) and len(values) and np.ndim(values[0]) == 0:
         scalars = np.asarray(values)

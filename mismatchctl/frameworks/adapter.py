@@ -1,4 +1,4 @@
-"""The interface of an adapter, and the layout of a framework's dump files."""
+"""The interface that every framework adapter implements, and the description of a framework's dump files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 class File(Protocol):
-    """A file that is read as data. Code that the file refers to is never run."""
+    """A dump file. Its content is read as data. Code that the file refers to is never run."""
 
     @property
     def path(self) -> Path: ...
@@ -51,12 +51,12 @@ class File(Protocol):
         """Return the first JSON object of a JSONL file, or an empty object."""
 
     def torch(self, content: Any = None) -> Any:
-        """Read an object saved by torch, with tensors as arrays. `content`: a torch file inside this file, as bytes."""
+        """Read an object saved by torch, with tensors as arrays. `content`: bytes to read instead of the whole file."""
 
     def has_keys(self, *names: str) -> bool: ...
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """Iterate over the rows of a dict of padded columns that torch saved. Only the columns in `names` are read."""
+        """Read a dict of padded columns, saved by torch, and iterate over its rows. Skip columns not in `names`."""
 
     def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
         """Read plain values and arrays from a pickle."""
@@ -66,7 +66,7 @@ class File(Protocol):
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Layout of a framework's dump file. Without `train_log_probs`, the file must be joined with train log-probs."""
+    """Layout of a framework's dump file. A dump without train log-probs must be joined with a file that has them."""
 
     framework: str  # name for `--from`
     columns: Mapping[str, str]  # schema column -> name in the raw rows, besides `step` and `sequence_id`
@@ -78,16 +78,16 @@ class FileLayout:
     next_token: Collection[str] = ()  # schema columns whose entry j is about token j + 1
     weighted: bool = False  # True if the mask contains weights, which are above 0 for valid tokens
     token_versions: tuple[str, ...] = ()  # version columns with one value per token
-    missing: tuple[float, ...] = ()  # placeholder for a missing log-prob. Such tokens are masked and counted.
+    missing: tuple[float, ...] = ()  # values that stand for a missing log-prob. Such tokens are masked and counted.
     duplicates: bool = False  # True if several files may contain the same sequence of a step (tensor-parallel ranks)
-    keys: tuple[str, ...] = ()  # keys of the dict that torch saved, which identify the layout
+    keys: tuple[str, ...] = ()  # keys of the saved dict, which identify the layout
     remedy: str = ""  # how to get log-probs, for a layout without them
     # only called for a file with a matching name and `keys`
     recognizes: Callable[[File], bool] = field(default=lambda file: True, repr=False)
 
     @property
     def rollout_only(self) -> bool:
-        """Return True if the files lack train log-probs, so that they must be joined first."""
+        """Return True if the files lack train log-probs, which must then be joined from other files."""
         return "train_log_probs" not in self.columns
 
 
@@ -97,32 +97,32 @@ def read_layout(
     rows: Callable[[File], Iterator[Row]] | None = None,
     recognizes: Callable[[File], bool] = lambda file: True,
 ) -> FileLayout:
-    """Read a layout of layouts.yaml next to a module. Without `rows`, the file is a batch of padded columns."""
+    """Read the layout `name` from layouts.yaml in the module's folder. Default of `rows`: read padded columns."""
     fields: dict[str, Any] = read_table(module, "layouts.yaml")[name]
     padded = {*fields["columns"].values(), "attention_mask"}
     return FileLayout(name, rows=rows or (lambda file: file.batch(padded)), recognizes=recognizes, **fields)
 
 
 def to_array(value: Any) -> Any:
-    """Convert a value to an array. Half precision becomes float32, and other values stay as they are."""
+    """Convert a float16 array to float32. Return any other value unchanged."""
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
 
 
 def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
-    """Return the tokens before a response of this width without padding, if the attention mask covers all tokens."""
+    """Return the prompt without padding, or None if the attention mask lacks it. `width`: tokens of the response."""
     if attention is None or len(attention) != len(tokens):
         return None
     return tokens[:-width][attention[:-width] != 0]
 
 
 UnreadKey = tuple[tuple[str, ...], str]
-"""The path of a key that the framework does not read, and a clause with the intended key or the code that reads it."""
+"""Path of a key that the framework does not read, and a hint: the intended key, or the code that reads this key."""
 
 
 def split_unknown(
     keys: Mapping[str, Any], *, interpolations: bool
 ) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], str]]]:
-    """Return the keys with a known value, and the place and text of each other value, such as an interpolation."""
+    """Return the keys whose value is known, and the path and text of each unknown value, such as `${name}`."""
     unknown: list[tuple[tuple[str, ...], str]] = []
 
     def keep(value: Any, place: tuple[str, ...]) -> Any:
@@ -152,7 +152,7 @@ _UNKNOWN = object()
 
 
 def is_typo_of(key: str, names: Iterable[str]) -> str:
-    """Return the name that a key misspells by one or two letters, or ""."""
+    """Return the first of `names` that differs from `key` by one or two letters, or ""."""
     plain = _letters(key)
     for name in names:
         other = _letters(name)
@@ -166,7 +166,7 @@ def _letters(key: str) -> str:
 
 
 def _is_near(one: str, other: str, most: int) -> bool:
-    """Return True if at most `most` edits turn one name into the other. A swap of neighbors is one edit."""
+    """Return True if at most `most` edits turn one name into the other. Swapping two adjacent letters is one edit."""
     if one == other or not most or abs(len(one) - len(other)) > most:
         return one == other
     if one[:1] == other[:1]:
@@ -184,7 +184,7 @@ def is_same(one: Correction, other: Correction, rounding: float = 0.0) -> bool:
 
 
 def _comparable_rules(correction: Correction) -> tuple[Any, list[float]]:
-    """Return the rules without their bounds, and the bounds."""
+    """Return the rules of a Correction without bounds, and a list of the bounds."""
     rules, bounds = [], list[float]()
     for rule in _list_rules(correction):
         fields = _relevant_fields(rule)
@@ -210,7 +210,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Leave out the rules that the framework would not apply as the Correction says, and describe these rules."""
+    """Drop the rules that the framework cannot apply exactly. Return the rest, and a text about each dropped rule."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -263,7 +263,7 @@ Dtype = Literal["float32", "float64"]
 class ReplayOptions:
     """Options of a replay (the framework's computation, repeated on the rows of a dump)."""
 
-    micro_batch_size: int | None = None  # rows per micro-batch without a column `micro_batch`. None: all of a step
+    micro_batch_size: int | None = None  # rows per micro-batch if there is no column `micro_batch`. None: all rows
     dtype: Dtype = "float64"  # the framework's dtype. Most train in float32.
 
     @property
@@ -273,7 +273,7 @@ class ReplayOptions:
 
 
 CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
-"""Condition of a difference between a rule and a nearly equivalent one of a framework. Real dumps do not meet it."""
+"""A framework's nearest rule may differ from our rule only for such a token. Real dumps contain no such token."""
 REPLAY_DEFAULTS = ReplayOptions()
 
 
@@ -288,9 +288,9 @@ class Replay:
 
 @dataclass(frozen=True)
 class LoggedMetric:
-    """One number that a framework logs under one configuration: a quantity, reduced over a scope."""
+    """One number that a framework logs: a quantity per token or sequence, reduced (for example by a mean)."""
 
-    name: str  # the name as logged. In a table: without the prefixes of its version and its rule.
+    name: str  # the name as logged. In names.yaml, prefixes of the version and the rule are left out.
     when: str  # the configuration that logs it. Empty: all.
     quantity: str  # description of the quantity
     over: str  # the tokens or sequences in the reduction
@@ -303,7 +303,7 @@ class LoggedMetric:
 
     @property
     def measure(self) -> Measure | None:
-        """Return the definition of the metric in parts, for comparison with mismatchctl's own metrics."""
+        """Return the definition of the metric, which can be compared with the definitions of mismatchctl's metrics."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
@@ -317,8 +317,9 @@ _OPTIONAL_COLUMNS: list[Any] = [None, "", ""]
 def read_metrics(module: str) -> dict[str, tuple[LoggedMetric, ...]]:
     """Read the rows of a framework's names.yaml by section. Rows outside of a section have the section "".
 
-    A row is `name: [quantity, over, reduction, basis]`, and optionally the registry's quantity, `values` and `when`.
-    `{a,b}` in a name is expanded, and `{}` in the reduction and in `values` is the last expansion.
+    A row is `name: [quantity, over, reduction, basis, like, values, when]`. The last three are optional. LoggedMetric
+    explains the fields. A name with `{a,b}` stands for two rows, one with `a` and one with `b`. `{}` in the reduction
+    or in `values` stands for the same text.
     """
     from mismatchctl.measure.metrics.metric import Quantity
 
@@ -346,7 +347,7 @@ class Framework(ABC):
     name: str  # name for `load`
     version: str  # the version after the @
     block: tuple[str, ...] = ()  # the keys above the correction in a full configuration
-    reads_yaml_1_1: bool = False  # True if 1e-4 is a string. False for OmegaConf, where `${a.b}` is another value
+    reads_yaml_1_1: bool = False  # True if YAML reads 1e-4 as a string. False for OmegaConf, which resolves `${a.b}`
     log_step_offset: int = 0  # a batch's step in the log minus its generation step
     note: str = ""  # date or commit of the code, if the version is not a date
     columns: Mapping[str, str] = {}  # its column name -> schema column, for names with one meaning in all frameworks
@@ -364,7 +365,7 @@ class Framework(ABC):
         return native, ()
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Return the keys that the framework knows, with options that the text of the file implies."""
+        """Return the keys that the framework knows, and options that other parts of the file's text imply."""
         return dict(native)
 
     def published_outcome(self, correction: Correction) -> str:
@@ -376,7 +377,7 @@ class Framework(ABC):
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a configuration has the switch that enables its correction, or needs no switch."""
+        """Return True if a configuration contains the switch for its correction, or if there is no such switch."""
         return True
 
     def is_default_file(self, name: str) -> bool:
@@ -401,7 +402,7 @@ class Framework(ABC):
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings. `unknown`: keys whose value is not in the file ("" for all keys that it lacks)."""
+        """Return the findings. `unknown`: keys without a known value. "": any absent key may be set elsewhere."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
@@ -412,7 +413,7 @@ class Framework(ABC):
         """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Map logged names that the dump cannot give to the missing columns. An empty text gives no warning."""
+        """Map each logged name that cannot be computed to the data that it needs. For "", users get no warning."""
         return {}
 
     @abstractmethod
@@ -433,7 +434,7 @@ Version = TypeVar("Version", bound=CodeVersion)
 
 
 def find_dated_version(framework: str, versions: Sequence[Version], word: str) -> Version:
-    """Find a version by name, commit or date. `versions`: oldest first. The default is the newest version."""
+    """Find a version by name, commit or date. `versions`: oldest first. An empty `word` means the newest version."""
     if word.lower() in ("", "head"):
         return versions[-1]
     for version in versions:
@@ -457,7 +458,7 @@ class Adapter:
     name: str  # name for `load`
     versions: tuple[str, ...]  # versions of its code, newest first
     load: Callable[[str], Framework]  # returns the framework at a version. Empty: the default version
-    recognize: Callable[[Mapping[str, Any]], str | None]  # returns the version of a configuration (empty: any), or None
+    recognize: Callable[[Mapping[str, Any]], str | None]  # version of a configuration ("": any), None if not ours
     layouts: tuple[FileLayout, ...] = ()  # layouts of its dump files
     # Python classes whose calls contain a configuration, with functions that return the keys of a call, or None
     classes: Mapping[str, Callable[[PythonCall], dict[str, Any] | None]] = field(default_factory=dict)

@@ -27,11 +27,11 @@ _MOST_FILES = 64
 
 
 def compose(keys: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Merge a configuration with its parents, and return the names of missing files."""
+    """Merge a configuration with the files in its `defaults:`. Also return the names of missing files."""
     missing: list[str] = []
     chosen = [key for key, value in keys.items() if re.search("[/@]", key) and isinstance(value, str)]
     own = {key: value for key, value in keys.items() if key not in chosen}
-    if chosen:  # Hydra's choices on a command line, such as `group=file`
+    if chosen:  # files that a Hydra command line selects, such as `group=file`
         listed = own.get("defaults", [])
         own["defaults"] = [*([listed] if isinstance(listed, str) else listed), *({key: keys[key]} for key in chosen)]
     return _composed(own, folder, missing, []), missing
@@ -45,7 +45,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
     whole: dict[str, Any] = {}
     for entry in [listed] if isinstance(listed, str) else listed:
         if entry == "_self_":
-            continue  # in these frameworks, the keys of the file always win
+            continue  # in these frameworks, the file's own keys always take precedence
         for name, package in _named(entry):
             found = find_file(name, folder)
             if found is None or len(files) >= _MOST_FILES:
@@ -63,7 +63,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
 
 
 def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the file names in one entry of `defaults:`, and the keys above their content."""
+    """Yield each file name in one entry of `defaults:`, and the path of keys where the file's content is merged."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
@@ -97,7 +97,7 @@ _PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(registry.CONFIG_CLA
 _COMMANDS = ("run", "command")
 """Keys of job files, such as SkyPilot's, that contain a shell script."""
 UNPACKED = "the ** of the call"
-"""Options that a call unpacks."""
+"""Stands for the options that a call unpacks with `**`."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
 """Flags whose value is the path of a training configuration. The empty flag is a positional argument."""
 
@@ -141,7 +141,7 @@ def _launched(script: str, name: str) -> list[RawConfig]:
 
 
 def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
-    """Read the calls of a framework's configuration class, named after the functions that contain them."""
+    """Read calls of frameworks' configuration classes. A call is named after the method that it calls, or the file."""
     found = []
     try:
         for class_name, whose in registry.CONFIG_CLASSES.items():
@@ -162,14 +162,14 @@ def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
 
 @dataclass(frozen=True, kw_only=True)
 class NativeConfig(RawConfig):
-    """A configuration in a framework's keys. Files are merged, interpolations resolved, and unknown values left out."""
+    """A configuration in a framework's keys, with merged files and resolved values, and without unknown values."""
 
     framework: Framework  # its framework, at the version that it was written for
     unknown: tuple[tuple[str, str], ...] = ()  # places that the framework reads, with expressions of unknown value
     descendant: str = ""  # the project that reuses the framework's keys, or empty
 
     def says_the_same(self, other: NativeConfig) -> bool:
-        """Return True if two configurations give the same correction. Many Python examples repeat a configuration."""
+        """Return True if both configurations give the same correction. Repeated configurations are read only once."""
         try:
             ours, theirs = (one.framework.correction(one.keys) for one in (self, other))
         except ConfigError:
@@ -191,7 +191,7 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Nat
 
 
 def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[NativeConfig]:
-    """Read a file and detect its framework."""
+    """Read the configurations in a file, and detect the framework if `framework` is empty."""
     path = Path(path)
     text = read_text(path)
     everything = [_with_files(said, path.parent) for said in read_raw_configs(path, text)]
@@ -257,7 +257,7 @@ def _size(keys: Mapping[str, Any]) -> int:
 
 
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
-    """Yield the name of each configuration: its line, and a number if several configurations start in this line."""
+    """Yield a unique name for each configuration. Equal names get the line number, and a counter within the line."""
     names = [one.name for one in found]
     places = [f"{one.name}-line-{one.line}" for one in found]
     for number, (one, place) in enumerate(zip(found, places, strict=True)):
@@ -340,7 +340,7 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
 
 
 def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:
-    """Return the most similar keys, and how they differ from the Correction."""
+    """Return the keys that are nearest to a Correction, and texts about what these keys do differently."""
     found, problems = framework.native(correction)
     if not problems and not is_same(correction, framework.correction(found)):  # only the loss differs
         problems = ["its keys would be read as another correction"]
@@ -355,7 +355,7 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework. `nearest`: write a similar one, and list the differences."""
+    """Format a Correction as YAML of a framework. `nearest`: if the framework lacks a rule, list the differences."""
     head = [f"# {escape_terminal(correction.name)} as {framework.dated} reads it"]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])
     if unsaid:

@@ -21,7 +21,7 @@ from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, corre
 NEVER_LOGGED_STATUS = "no code ever logged this"
 
 _EXAMPLE_METRICS = correction_metrics(Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),)))
-"""The metrics of a correction with a gate and a veto."""
+"""The metrics of an example correction, whose only gate is a veto."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class RelatedName:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """The place in a Result of the number that a metric name refers to."""
+    """Tells in which part of a Result (`source`), and under which key, the number for a metric name is."""
 
     name: str  # the requested name
-    framework: str  # the framework and version. Empty: the name is a key of the registry.
-    meanings: tuple[LoggedMetric, ...]  # one meaning for each kind of configuration. Empty for a key of the registry.
+    framework: str  # the framework and version. Empty: the name is mismatchctl's own key.
+    meanings: tuple[LoggedMetric, ...]  # one meaning for each kind of configuration. Empty: the name is our own key.
     # `metrics` or `corrections` (in a run of a Result), or `logged` if only the framework computes the value
     source: Literal["metrics", "corrections", "logged"]
     key: str  # the key in the source. Empty if the source is `logged`.
-    status: str = "ok"  # `ok`, or a note that no code has logged the name. The number is then the documented formula's.
+    status: str = "ok"  # `ok`, or a note that this version does not log the name (the number is the documented one)
 
 
 def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
-    """Return the meanings of a logged or documented name, with framework versions. A prefix is optional."""
+    """Return the meanings of a logged or documented name, with framework versions. The name may lack its prefix."""
     found: dict[LoggedMetric, list[str]] = {}
     for adapter in load_adapters():
         for title, meanings in _find_newest(adapter.titles, name):
@@ -58,7 +58,7 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of the mismatch metric that a name has in every framework, if there is one."""
+    """Return the key of a mismatch metric if the name means this metric in every framework, else None."""
     if "/" not in name:  # ambiguous, unless it is a key of mismatchctl. Counts (`tokens`) are ambiguous, too.
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
     named = {item.measure for _, meanings in _iterate_meanings() for item in meanings if item.name == name}
@@ -84,7 +84,7 @@ def find_related_names(metric: Metric) -> list[RelatedName]:
 
 
 def resolve_metric(name: str, framework: str = "", correction: Correction | None = None) -> MetricLookup:
-    """Find the number for a key of mismatchctl or for a framework's name."""
+    """Find out where a Result contains the number for a metric. `name`: our key, or a framework's name."""
     keys = _index_sources()
     name = canonical_name(name)
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
@@ -114,7 +114,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return the metric that all meanings match. Without normalization, bounded weights are the final ones."""
+    """Return our metric if all meanings describe this metric. Without normalization, bounded weights are final."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:
@@ -135,18 +135,18 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Map the key of each metric to its source. A key with two sources belongs to the run."""
+    """Map the key of each metric to the part of a Result that contains it. `metrics` precedes `corrections`."""
     found: dict[str, Literal["metrics", "corrections"]] = {each.key: "corrections" for each in _EXAMPLE_METRICS}
     return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 
 
 def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[LoggedMetric, ...]]]:
-    """Return the newest version that has a name, and its meanings there."""
+    """Return the newest version with a metric of this name, and the meanings of the name in this version."""
     return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 
 def _find_by_name(title: str, name: str) -> tuple[LoggedMetric, ...]:
-    """Return the meanings of a name in one version: the exact name, else with a prefix, else without `all`."""
+    """Return the meanings of a name in one version. Try the exact name, then any prefix, then without `/all`."""
     meanings = _load_meanings(title)
     same = tuple(item for item in meanings if item.name == name)
     found = same or tuple(item for item in meanings if item.name.endswith(f"/{name}"))
@@ -171,7 +171,7 @@ FACT_FIELDS = ("unit", "definition", "meaning", "source")
 
 
 def find_metrics(name: str | None = None) -> Sections:
-    """Return all metrics, the metric of a key, or the metrics with a word in their key (`ess`)."""
+    """Return metrics by section: all, the metric with the key `name`, or metrics whose key contains the word `name`."""
     sections: Sections = {
         "The mismatch": list(MISMATCH_METRICS),
         **{pair.section: list(pair_metrics(pair)) for pair in PAIRS[1:]},
@@ -224,5 +224,5 @@ def meanings_as_data(found: Mapping[LoggedMetric, Sequence[str]]) -> list[dict[s
 
 
 def metric_title(metric: Metric) -> str:
-    """Return the title of a metric, without the gate of the example correction."""
+    """Return the title of a metric. The description of the example gate is removed from the title."""
     return re.sub(r"^gate 0 \(.*\)", "gate 0", metric.title)

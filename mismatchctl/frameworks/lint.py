@@ -18,14 +18,14 @@ GatePlace = Callable[[Gate], str]
 """Returns the place of a gate's bounds in a configuration."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "unknown", "info")
-"""Severities, most severe first: a certain error, a documented trap, a value that the file lacks, background."""
+"""Severities, most severe first: certain error, documented trap, value missing in the file, background information."""
 
 _STATISTIC_LIMITS = {
     "k1": LOG_RATIO_BOUND,
     "k2": LOG_RATIO_BOUND**2 / 2,
     "k3": math.exp(LOG_RATIO_BOUND) - 1 - LOG_RATIO_BOUND,
 }
-"""Range of a statistic of log ratios clamped to ±20."""
+"""Largest value of each statistic if log ratios are clamped to ±20."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LintMessage:
 
 @cache
 def read_table(module: str, name: str) -> Any:
-    """Read a YAML file in the folder of a module, with lists as tuples. The default is an empty dict."""
+    """Read a YAML file in the folder of a module, with lists as tuples. If the file does not exist, return {}."""
     place = Path(module).with_name(name)
     return _with_tuples(read_data(place)) if place.exists() else {}
 
@@ -53,14 +53,14 @@ def _with_tuples(value: Any) -> Any:
 
 
 def make_finding(module: str, name: str, source: str, /, **values: Any) -> LintMessage:
-    """Create a finding from a text of traps.yaml. Names in braces are replaced by values."""
+    """Create a finding from the entry `name` of traps.yaml. Names in braces are replaced by `values`."""
     trap = read_table(module, "traps.yaml")[name]
     consequence, fix = (trap[text].format(**values) for text in ("consequence", "fix"))
     return LintMessage(trap["level"], trap.get("place", ""), consequence, fix, source)
 
 
 def is_text_of_number(value: object) -> bool:
-    """Return True if YAML reads a number such as 1e-4 as a string."""
+    """Return True if the value is a string that contains a number. PyYAML reads 1e-4 as a string."""
     if not isinstance(value, str):
         return False
     try:
@@ -71,7 +71,7 @@ def is_text_of_number(value: object) -> bool:
 
 
 def format_decimal(value: object) -> str:
-    """Format a number so that YAML reads it as a number: 1e-4 needs a point, and 1.0e8 needs a sign."""
+    """Format a number so that PyYAML does not read it as a string: 1e-4 becomes 1.0e-4, and 1.0e8 becomes 1.0e+8."""
     mantissa, letter, exponent = str(value).strip().lower().partition("e")
     if not letter:
         return mantissa
@@ -80,14 +80,14 @@ def format_decimal(value: object) -> str:
 
 
 def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> str:
-    """Return the longest key in an error message, or ""."""
+    """Return the longest of `keys` that an error message contains, or ""."""
     return max((key for key in keys if key in message), key=len, default="")
 
 
 def check_bounds(
     correction: Correction, weight_place: str, gate_place: GatePlace, source: str
 ) -> Iterator[LintMessage]:
-    """Check for bounds that no value can reach, for empty intervals, and for intervals that reject equal policies."""
+    """Report bounds that no value can reach, empty intervals, and intervals that reject tokens of equal policies."""
     if (weight := correction.weight) is not None:
         low, high = weight.bounds
         if math.exp(LOG_RATIO_BOUND) < high < math.inf:

@@ -60,7 +60,7 @@ def check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
 
 
 def _option_name(key: object) -> str:
-    """Convert a flag, with or without `--no-`, to the name of its option. Other keys stay as they are."""
+    """Convert a flag or key to the name of its option: `--use-tis` and `--no-use-tis` become `use_tis`."""
     negated = _NEGATED_FLAG.fullmatch(str(key))
     return (negated[1] if negated else str(key).lstrip("-")).replace("-", "_")
 
@@ -72,7 +72,7 @@ def _replaced(native: Mapping[str, Any], place: Place, inner: Mapping[str, Any])
 
 
 def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Iterate over all keys, with the path of the key and its value."""
+    """Yield each key, its dotted path, and (if it is not a block) `path=value`."""
     for key, value in native.items():
         place = f"{above}{_option_name(key)}"
         yield _option_name(key)
@@ -84,7 +84,7 @@ def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def merge_options(parts: Iterable[Options]) -> Options:
-    """Merge the options of several parts: blocks are merged, and lists are joined."""
+    """Merge several mappings of options. Blocks are merged, and lists are joined."""
     made: Options = {}
     for part in parts:
         for name, value in part.items():
@@ -100,7 +100,7 @@ def merge_options(parts: Iterable[Options]) -> Options:
 FormBound = Callable[[Any, Any], Any]
 LOW: FormBound = lambda low, high: low  # noqa: E731
 HIGH: FormBound = lambda low, high: high  # noqa: E731
-"""Placeholders for the bounds of a rule in a form, which is a way to write a rule."""
+"""Placeholders for the two bounds of a rule. They are used in a form, a template of options for one rule."""
 
 
 def negated(bound: FormBound) -> FormBound:
@@ -112,7 +112,7 @@ def or_zero(bound: FormBound) -> FormBound:
 
 
 def fill_form(form: Any, low: Any, high: Any) -> Any:
-    """In a form, replace functions of the bounds by their values."""
+    """Replace the placeholders in a form by the bounds."""
     if isinstance(form, dict):
         return {name: fill_form(value, low, high) for name, value in form.items()}
     if isinstance(form, (list, tuple)):
@@ -121,7 +121,7 @@ def fill_form(form: Any, low: Any, high: Any) -> Any:
 
 
 _MAX_STACKS = 64
-"""Maximum number of combinations of forms that are tried."""
+"""Maximum number of combinations of forms to try."""
 
 Rules = tuple[Weight | None, tuple[Gate, ...]]
 
@@ -135,21 +135,21 @@ class ConfiguredCorrection(Correction):
 class PlainFramework(Framework):
     """A framework whose options (options.yaml) set one weight rule and some gates."""
 
-    # Read from options.yaml, unless a subclass defines them. Its section `@VERSION` replaces values in this version.
+    # Values from options.yaml, unless a subclass defines them. The section `@VERSION` changes values for one version.
     options: Options = {}  # name -> default
     aliases: Mapping[str, str] = {}  # other spellings -> name
-    blocks: tuple[Place, ...] = ()  # more places of options in a full configuration, after `block`
-    signs: str = ""  # pattern of keys that only it has: a key, a dotted place, or a value: `loss.type=ipo`
+    blocks: tuple[Place, ...] = ()  # other blocks of a full configuration that contain options
+    signs: str = ""  # pattern of what only its files contain: a key, a dotted path, or `path=value`
     shared: Collection[str] = ()  # options that are blocks and also contain other keys
     internal: Collection[str] = ()  # names of options that no file contains
-    own_columns: Mapping[str, str] = {}  # as `columns`, for names that have other meanings elsewhere
-    source: str = ""  # its code, which traps refer to
+    own_columns: Mapping[str, str] = {}  # like `columns`, for names with another meaning in other frameworks
+    source: str = ""  # repository and commit, which findings cite
     switch: str = ""  # the option that enables the correction, if it is separate from the rules
     loss_key: str | None = "loss"  # logged name of the loss, or None
     weighs_always: bool = False  # True if every configuration has weights
 
     traps: Mapping[str, Callable[[Options], bool]] = {}  # conditions of the traps in traps.yaml, by name
-    forms: Sequence[Options] = ()  # ways to write a weight rule or a gate: options with functions of its two bounds
+    forms: Sequence[Options] = ()  # templates: options for one weight rule or gate
 
     def __init_subclass__(cls) -> None:
         for key, value in read_table(inspect.getfile(cls), "options.yaml").items():
@@ -170,7 +170,7 @@ class PlainFramework(Framework):
         return (self.block, *self.blocks) if self.block else self.blocks
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """Iterate over the mappings that may contain options: the root, one block, or blocks of a full file."""
+        """Yield the mappings that may contain options, with their paths, in a full or partial configuration."""
         blocks = (place[start:] for place in self._places for start in range(len(place)))
         for place in dict.fromkeys(((), *blocks)):
             if isinstance(inner := find_value(native, *place), Mapping):
@@ -209,7 +209,7 @@ class PlainFramework(Framework):
         return made
 
     def unread(self, native: Mapping[str, Any]) -> Iterator[UnreadKey]:
-        """Return the keys that look like misspelled options. Keys that do not look like an option are not checked."""
+        """Yield the keys that look like misspelled options, each with a hint. Other unknown keys are ignored."""
         above = {key for place in self._places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
         # Other names are too similar to common keys to report a typo.
@@ -233,7 +233,7 @@ class PlainFramework(Framework):
         written = set(self._spelt.values())
         for place, name, value in self.find(native):
             if value is None and _option_name(place[-1]) in self.aliases and _option_name(place[-1]) not in written:
-                continue  # a deprecated name that is not set
+                continue  # a deprecated name with the value null
             usual = self.options[name]
             check_flag(value, usual, place, self.title)
             made[name] = self._block(made[name], name, place, value) if isinstance(usual, dict) else value
@@ -253,7 +253,7 @@ class PlainFramework(Framework):
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
-        """Return options as the framework writes them, without null values that are defaults."""
+        """Return options in the framework's spelling. Leave out each null that is the default of its option."""
 
         def drop_nulls(values: Mapping[str, Any], usual: Mapping[str, Any]) -> Options:
             return {key: one for key, one in values.items() if one is not None or usual.get(key) is not None}
@@ -304,7 +304,7 @@ class PlainFramework(Framework):
 
     @contextmanager
     def _taking_values(self) -> Iterator[None]:
-        """Raise a ConfigError for values that an option does not support."""
+        """Raise a ConfigError if the code in this block fails because of an option's value."""
         try:
             yield
         except ValidationError as error:
@@ -313,7 +313,7 @@ class PlainFramework(Framework):
             raise ConfigError(f"{self.title} does not take these values: {first_error_line(error)}") from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Return the options that express a Correction: the options that it was read from, or combined forms."""
+        """Return the options that express a Correction. Use the options it was read from, or else combine `forms`."""
         options = self._options_of(correction)
         if options is not None:
             return self.written(options), []
@@ -348,7 +348,7 @@ class PlainFramework(Framework):
             return None
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings. If a value is unknown, only the given values are checked."""
+        """Return the findings. If `unknown` is not empty, only report keys and values that cannot be read."""
         found: list[LintMessage] = []
         try:
             with self._taking_values():

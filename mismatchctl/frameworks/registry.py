@@ -36,7 +36,7 @@ CONFIG_CLASSES = {"RolloutCorrectionConfig": "verl", "GRPOConfig": "trl", "Confi
 """Python classes whose calls contain a configuration, with their framework."""
 
 DEFAULT_CORRECTIONS = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
-"""Presets that `analyze` compares by default, one for each kind of correction."""
+"""Presets that `analyze` compares by default: one for each common type of correction."""
 
 _COMMON_ALIASES = {
     "sampling_logprobs": "rollout_log_probs",
@@ -46,8 +46,8 @@ _COMMON_ALIASES = {
     "training_step": "step",
     "train_step": "step",
 }
-"""Column names that are not specific to a framework. Only names with a single meaning are listed here or in an
-adapter. Ambiguous names are left out:
+"""Column names that are not specific to a framework. A name is only listed here or in an adapter if it has a single
+meaning. Ambiguous names are left out:
 `logprobs`: rollout or train log-probs;
 `prox_logp`: entry t is about token t + 1, unlike the neighboring columns;
 `rewards`, `score`: per token or per sequence, normalized or raw;
@@ -102,9 +102,9 @@ def read_file(framework: str, name: str) -> Any:
 def load_presets() -> Mapping[str, Preset]:
     """Return all presets by name: first generic presets, then the presets of each framework.
 
-    A presets.yaml is a list of releases with `version`, `source` and `presets` by name. A preset has `about`, `config`
-    (in the framework's keys), and optionally `source`, `alias`, `documented` (if the documentation differs) and
-    `reader` (the version that reads the keys).
+    A presets.yaml is a list of releases. A release has a `version`, a `source`, and `presets` by name. A preset has a
+    description (`about`) and the framework's keys (`config`). Optional: its own `source`, an `alias`, the version that
+    reads the keys (`reader`), and how the framework's documentation differs from its code (`documented`).
     """
     found = list(PRESETS)
     for adapter in load_adapters():
@@ -141,7 +141,7 @@ def list_frameworks() -> list[dict[str, Any]]:
 
 
 def find_preset(name: str) -> Correction:
-    """Return the correction of a preset, or of a name such as `geo_1.01`. `-` and `_` are the same."""
+    """Return the correction of a preset, or of a name such as `geo_1.01`. A `-` in a name means the same as `_`."""
     if not isinstance(name, str):
         raise ConfigError(f"unknown preset {name!r}")
     presets, plain = load_presets(), name.lower().replace("-", "_")
@@ -153,7 +153,7 @@ def find_preset(name: str) -> Correction:
 
 
 def list_settings(cause: str) -> tuple[str, ...]:
-    """List the settings of frameworks that matter for a cause."""
+    """List the settings that the advice on a cause mentions, for all frameworks."""
     advice = (read_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
     return tuple(words[cause] for words in advice if cause in words)
 
@@ -186,12 +186,12 @@ _OTHERS = {
 
 
 def _signs(framework: str) -> dict[str, Any]:
-    """Read a framework's detection.yaml, which describes its files."""
+    """Read a framework's detection.yaml, which says how to recognize its files."""
     return {"text": (), "keys": (), "packages": (), "descendants": {}} | dict(read_file(framework, "detection.yaml"))
 
 
 def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the frameworks that a file may belong to with their scores, the most likely first."""
+    """Return a score for each framework that a file may belong to. The most likely framework is first."""
     bare = re.sub(r"(?m)^\s*#(?!SBATCH).*$", "", text)
     all_keys = [keys.keys() for keys in configurations]
     packages = _packages_of(path)
@@ -207,13 +207,13 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
 
 
 def is_clear(guesses: Mapping[str, int]) -> bool:
-    """Return True if the first guess is well supported and clearly better than the second."""
+    """Return True if the first guess has a high score, and the second guess a clearly lower one."""
     first, second = [*guesses.values(), 0, 0][:2]
     return first >= _NAMED - 1 and first - second >= _CLEAR
 
 
 def _packages_of(path: Path) -> set[str]:
-    """Return the packages whose source trees contain the file."""
+    """Return the names of the Python packages in whose source folders the file is."""
     found = set()
     for folder in list(path.resolve().parents)[:_MOST_PARENTS]:
         for name in ("pyproject.toml", "setup.py", "setup.cfg"):
@@ -233,7 +233,7 @@ def descendant_of(framework: str, text: str) -> str:
 
 
 def refuse_others(path: Path, text: str) -> None:
-    """Raise an error for a file of a trainer without an adapter."""
+    """Raise an error if the file belongs to a trainer that has no adapter."""
     for name, pattern in _OTHERS.items():
         if re.search(pattern, text, re.IGNORECASE):
             raise ConfigError(

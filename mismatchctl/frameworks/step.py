@@ -1,4 +1,4 @@
-"""One training step as flat arrays, with the values that one configuration gives."""
+"""One training step as flat arrays, and the values that a configuration computes from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Step:
 
     @cached_property
     def rows(self) -> Segments:
-        """Return all tokens of the rows, also masked ones."""
+        """Return the segments of the rows. They include masked tokens."""
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(self._column("rollout_log_probs"))
@@ -74,11 +74,11 @@ class Step:
         return column in self.table.column_names
 
     def values(self, column: str) -> Floats:
-        """Return a column's values on the valid tokens in the step's dtype, [T]. A value per row is repeated."""
+        """Return a column's values at the valid tokens [T]. If there is one value per row, repeat it for the tokens."""
         return self.all_values(column)[self.mask]
 
     def all_values(self, column: str) -> Floats:
-        """Return a column's values on all tokens of the rows, including masked ones, in the step's dtype."""
+        """Return a column's values at all tokens, including masked tokens, in the step's dtype."""
         import pyarrow as pa
 
         if pa.types.is_nested(self._column(column).type):
@@ -112,15 +112,15 @@ Options = dict[str, Any]
 
 @dataclass
 class ConfiguredStep:
-    """One step under one configuration: the valid tokens [T] in the dtype of the training, with overflow and NaN."""
+    """One step under one configuration. Values of the valid tokens [T] have the training dtype and can overflow."""
 
     step: Step
     options: Options  # all options, including defaults
     correction: Correction
-    trained: str = "train_log_probs"  # the column that is used as the trainer's recomputation
-    anchored: str = "rollout_log_probs"  # the column that is used as the sampler
-    single: bool = True  # True if statistics are float32 when the training is
-    unknown: float | None = None  # replaces NaN among the sampler's log-probs. None: NaN stays.
+    trained: str = "train_log_probs"  # the column with the log-probs of `train`
+    anchored: str = "rollout_log_probs"  # the column with the log-probs of `rollout`
+    single: bool = True  # True if a float32 training computes statistics in float32, too
+    unknown: float | None = None  # replaces NaN among the rollout log-probs. None: NaN stays.
 
     @cached_property
     def segments(self) -> Segments:
@@ -137,7 +137,7 @@ class ConfiguredStep:
 
     @cached_property
     def current(self) -> Array:
-        """Return the log-probs of the current policy. Defaults to the recomputation."""
+        """Return the log-probs of the current policy. If they are missing, return `train`."""
         return self.step.values("current_log_probs" if self.has_loss else self.trained)
 
     @cached_property
@@ -151,17 +151,17 @@ class ConfiguredStep:
 
     @cached_property
     def d(self) -> Array:
-        """Return the log ratio of the trainer's recomputation to the sampler: the mismatch."""
+        """Return the log ratio train/rollout: the mismatch."""
         return self.train - self.rollout
 
     @cached_property
     def u(self) -> Array:
-        """Return the log ratio of current to the trainer's recomputation: the update."""
+        """Return the log ratio current/train: the update."""
         return self.current - self.train
 
     @cached_property
     def v(self) -> Array:
-        """Return the log ratio of current to sampler: mismatch plus update."""
+        """Return the log ratio current/rollout: mismatch plus update."""
         return self.current - self.rollout
 
     @cached_property
@@ -186,7 +186,7 @@ class ConfiguredStep:
 
     @cached_property
     def applied(self) -> CorrectedBlock:
-        """Return the step with the correction applied. With `single`, statistics are computed in float32."""
+        """Return the result of the correction. If `single` is set, a float32 training has float32 statistics."""
         single = self.single and self.step.dtype == np.float32
         kind, rules = Ratios, self.correction
         if single:
@@ -226,37 +226,37 @@ class ConfiguredStep:
         return np.where(self.keep, self.raw_weights, 0).astype(self.step.dtype)
 
     def mean(self, values: Array, where: Bools | None = None) -> float:
-        """Return the mean over tokens, or 0 without any."""
+        """Return the mean over tokens. Without tokens, return 0."""
         chosen = values if where is None else values[where]
         return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
 
     def row_means(self, values: Array, where: Bools | None = None) -> Array:
-        """Return the mean of each row over the selected tokens [S], or 0 without any."""
+        """Return one mean per row [S], over its selected tokens. A row without such tokens gets 0."""
         where = np.ones(self.tokens, np.bool_) if where is None else where
         return self.segments.sum(np.where(where, values, 0.0)) / np.maximum(self.segments.sum(where), 1)
 
     def row_max(self, values: Array) -> Array:
-        """Return the maximum of each row [S], or 0 without tokens."""
+        """Return one maximum per row [S]. An empty row gets 0."""
         return np.where(self.segments.nonempty, self.segments.max(values), 0).astype(values.dtype)
 
     @cached_property
     def counts(self) -> Array:
-        """Return the number [S] of valid tokens of each row, or 1 for an empty row."""
+        """Return one count of valid tokens per row [S]. An empty row gets 1."""
         return np.maximum(self.lengths, 1).astype(self.step.dtype)
 
     def row_sum(self, values: Array) -> Array:
-        """Sum over each row [S] in the dtype of the values. As in torch, flags are counted in float32."""
+        """Return one sum per row [S], in the dtype of the values. As in torch, a sum of booleans is float32."""
         return self.segments.sum(values).astype(np.float32 if values.dtype == np.bool_ else values.dtype)
 
     def row_mean(self, values: Array) -> Array:
-        """Average over each row [S] in the dtype of the step, or return 0 without tokens."""
+        """Return one mean per row [S], in the dtype of the step. An empty row gets 0."""
         return self.row_sum(values) / self.counts
 
     def each(self, value: float) -> Array:
         return np.full(self.tokens, value)
 
     def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:
-        """Return factors that turn losses of tokens into the mean over rows of each row's mean."""
+        """Return a factor per token, so that the sum of factor times loss is the mean of the rows' mean losses."""
         counts = self.lengths if where is None else self.segments.sum(where)
         return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
 

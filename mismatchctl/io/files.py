@@ -32,7 +32,7 @@ _own_folders: set[Path] = set()
 
 @dataclass(frozen=True)
 class NextNumber:
-    """The next numbered JSON file of a folder (0001.json, ...). The number is chosen when the file is written."""
+    """The next numbered JSON file in a folder (0001.json, ...). The number is chosen when the file gets its name."""
 
     folder: Path
 
@@ -69,9 +69,9 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
         found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
             raise OSError(errno.EPERM, "may be another user's")
-        # Python reserves as many bytes as it is asked to read. Files of /proc have size 0.
+        # Python reserves all requested bytes, so do not request `count`. Files in /proc have size 0.
         content: bytes | None = file.read(min(count, max(found.st_size, 1 << 20)))
-        if content is None:  # a kernel log without a new line
+        if content is None:  # a kernel log that has no new line
             raise OSError(errno.EAGAIN, "does not contain data")
         return content
 
@@ -97,7 +97,7 @@ def require_regular_file(path: str | Path) -> None:
 
 
 def find_packaged_folder(name: str) -> Path:
-    """Return a folder of data files that the wheel contains. In a checkout, this folder is next to the package."""
+    """Return a folder of data files. The wheel contains it in the package. In a checkout, it is next to the package."""
     package = Path(__file__).parents[1]
     for folder in (package / name, package.parent / name):
         if folder.is_dir():
@@ -126,7 +126,7 @@ def replace_together() -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` after the block, or after `replace_together` unless `at_once`."""
+    """Yield a temporary path that replaces `path` after the block. `replace_together` delays this unless `at_once`."""
     target = path if isinstance(path, NextNumber) else Path(path)
     pending = None if at_once else _pending_moves.get()
     temporary = _new_temporary_file(_shown_target(target))
@@ -150,7 +150,7 @@ def explain_write_errors(target: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
     except Exception as error:
-        # polars' own exceptions do not contain the system's error
+        # polars' exceptions contain the system's error only as text
         found = re.search(r"\(os error (\d+)\)|thrift: transport error", str(error))
         if found is None:
             raise
@@ -206,7 +206,7 @@ def _process_mark() -> str:
 
 
 def _machine_id() -> str:
-    """Identify the machine or container, because process ids are only unique there."""
+    """Return an id of the machine or container. Process ids are only unique within it."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -246,7 +246,7 @@ TOOL_NAME = f"mismatchctl {__version__}"
 PARQUET_METADATA = {"mismatchctl": __version__}
 """Signature in Parquet footers."""
 CAPTIONS_FILE = "captions.md"
-"""File that lists the figures in a folder and their CSV files, which cannot contain a signature."""
+"""File that lists the figures in a folder and their CSV files. CSV files cannot contain a signature."""
 _PREFIX_BYTES = 4096
 _SIGNATURES = (
     rb'\{[^\0]*"tool":\s*"mismatchctl"',
@@ -257,11 +257,11 @@ _SIGNATURES = (
     rb"\x89PNG\r\n\x1a\n[\s\S]*Software\0mismatchctl ",
     rb"run,correction,point,",
 )
-"""Patterns of the first bytes of mismatchctl's JSON, HTML, SVG, Markdown, JUnit, PNG and sweep CSV files."""
+"""Patterns for the start of the JSON, HTML, SVG, Markdown, JUnit, PNG and sweep CSV files that mismatchctl writes."""
 _BASELINE_BYTES = 1 << 20
-"""Bytes that are searched for the mark of a baseline, which follows the corrections."""
+"""Number of bytes to search for the mark of an accepted baseline. The mark comes after the corrections."""
 _ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{\s*"(?:by_hand|rules|verdict)":')
-"""Pattern of an accepted baseline, which only `--save-baseline` may overwrite."""
+"""Mark of an accepted baseline. Only `--save-baseline` may overwrite such a file."""
 
 
 def is_own_output(path: Path) -> bool:

@@ -1,8 +1,8 @@
 """Check the footer of a Parquet file before pyarrow reads the file.
 
-pyarrow crashes on some damaged footers, so pyarrow cannot check a footer in this process. Another process would take at
-least 0.1 s per file to import pyarrow. This parser takes less than 1 ms per file, and 0.2 s per MB of footer. The
-parser also reads page headers.
+Some damaged footers crash pyarrow, and with it the whole process. A check in a second process would take at least
+0.1 s per file, because pyarrow must be imported there. This parser takes less than 1 ms per file, plus 0.2 s per MB of
+footer. It also reads page headers.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 MOST_FOOTER_BYTES = 1 << 28
-"""Maximum size of a footer that is read, in bytes."""
+"""Maximum size of a footer, in bytes. Larger footers are refused."""
 _FIRST_READ_BYTES = 64 << 10
-"""Size of the first read: enough for most footers, and longer than an object store's error message."""
+"""Size of the first read. It contains most footers, and it is longer than an object store's error message."""
 _MOST_DEPTH = 16
 _SCHEMA, _ROW_GROUPS = 2, 4
 _COLUMNS, _META, _TYPE, _SIZES = 1, 3, 1, 16
@@ -23,7 +23,7 @@ _REPETITION, _CHILDREN, _REPEATED, _OPTIONAL = 3, 5, 2, 1
 _I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
 
 ThriftForm = dict[int, Any]
-"""Expected types of a structure's fields: a type, the form of a structure, or a list of either."""
+"""Field number -> expected type: a type, the form of a structure, or a list of a type or form."""
 _ELEMENT: ThriftForm = {_TYPE: _I32, _REPETITION: _I32, _CHILDREN: _I32}
 _COLUMN_META: ThriftForm = {
     _TYPE: _I32, 2: [_I32], 3: [_BINARY], 8: [{}], 12: {}, 13: [{}], _SIZES: {2: [_I64], 3: [_I64]},
@@ -31,20 +31,20 @@ _COLUMN_META: ThriftForm = {
 }  # fmt: skip
 _CHUNK: ThriftForm = {_META: _COLUMN_META, 8: {1: {}, 2: {1: [_BINARY]}}}
 _FOOTER: ThriftForm = {_SCHEMA: [_ELEMENT], _ROW_GROUPS: [{_COLUMNS: [_CHUNK], 4: [{}]}], 5: [{}], 7: [{}]}
-"""pyarrow ignores the element type that a list declares and skips fields of an unexpected type, so that it would read
-them as something else. Such footers are refused."""
+"""pyarrow does not check the element type of a list, and skips fields of an unexpected type. It would then read wrong
+values, so footers with other types than these are refused."""
 ThriftStruct = dict[int, Any]
 SchemaLeaf = tuple[Any, int, int]
 """Physical type, maximum repetition level, maximum definition level."""
 
 
 def check_footer(file: pa.NativeFile) -> None:
-    """Refuse a footer that would crash pyarrow. The position in the file does not change."""
+    """Raise ArrowInvalid for a footer that would crash pyarrow. The position in the file does not change."""
     place, size = file.tell(), file.size()
     file.seek(max(0, size - _FIRST_READ_BYTES))
     tail = file.read(_FIRST_READ_BYTES)
     length = int.from_bytes(tail[-8:-4], "little")
-    if tail[-4:] == b"PAR1" and length <= size - 8:  # pyarrow explains any other end of the file
+    if tail[-4:] == b"PAR1" and length <= size - 8:  # otherwise, pyarrow explains what is wrong
         if length > MOST_FOOTER_BYTES:
             raise pa.ArrowInvalid("its footer takes too long to read")
         if length + 8 > len(tail):
@@ -93,13 +93,13 @@ def _schema_leaves(
 
 
 class CompactReader:
-    """Reads Thrift's compact protocol: fields by number, and lists."""
+    """Reader for Thrift's compact protocol, in which Parquet footers are written."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
 
     def struct(self, depth: int, form: ThriftForm) -> ThriftStruct:
-        """Read a structure and return the fields that are listed in `form`."""
+        """Read a structure. Return the fields with a number in `form`, and skip all other fields."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deeply")
         fields: ThriftStruct = {}
@@ -171,4 +171,4 @@ _READERS: dict[int, Callable[[CompactReader, int], Any]] = {
     7: lambda data, depth: data._pass(8), 13: lambda data, depth: data._pass(16),
     _BINARY: lambda data, depth: data._pass(data._number()), _STRUCT: lambda data, depth: data.struct(depth, {}),
 }  # fmt: skip
-"""Functions that read a value of each type."""
+"""Thrift type -> function that reads a value of this type."""

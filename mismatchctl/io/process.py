@@ -21,11 +21,11 @@ _cleanups: list[Callable[[], None]] = []
 
 
 def install_handlers() -> None:
-    """Turn signals into KeyboardInterrupt, unless they are ignored (nohup). A second signal ends the process."""
+    """Raise KeyboardInterrupt on signals that are not ignored (as by nohup). A second signal ends the process."""
     for number in _SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
             signal.signal(number, _handle_signal)
-    sys.unraisablehook = _handle_unraisable  # `raise_if_received` raises errors of callbacks
+    sys.unraisablehook = _handle_unraisable  # `raise_if_received` raises KeyboardInterrupt instead
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
@@ -45,7 +45,7 @@ def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 def end_on_signal() -> None:
     global _ends_at_once
     _ends_at_once = True
-    exec("")  # if the last executed code was interrupted, `python -m` ends by SIGINT with any exit code
+    exec("")  # after interrupted code, `python -m` would end with SIGINT instead of our exit code
 
 
 def signal_exit_code() -> int | None:
@@ -53,7 +53,7 @@ def signal_exit_code() -> int | None:
 
 
 def raise_if_received() -> None:
-    """Raise KeyboardInterrupt again if a callback of a library suppressed it."""
+    """Raise KeyboardInterrupt if a signal was received. In a library's callback, the first exception may get lost."""
     if _received_signals:
         raise KeyboardInterrupt
 
@@ -85,7 +85,7 @@ def ordered_map(
     if threads <= 1:
         yield from ((item, work(item)) for item in items)
         return
-    from concurrent.futures import Future, ThreadPoolExecutor  # takes longer to load than a small file
+    from concurrent.futures import Future, ThreadPoolExecutor  # importing it takes longer than reading a small file
 
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[tuple[ItemT, Future[ResultT]]] = deque()
@@ -132,7 +132,7 @@ _previous_threads: list[int] = []
 
 @contextlib.contextmanager
 def limit_to_one_thread() -> Iterator[None]:
-    """Limit OpenBLAS to one thread, as the command does with its environment. Other BLAS libraries stay unchanged."""
+    """Limit numpy's OpenBLAS to one thread in this block. Other BLAS libraries keep their threads."""
     found = _find_openblas()
     if found is None:
         yield
@@ -167,7 +167,7 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 
 def release_memory() -> None:
-    """Return the freed memory of numpy and Arrow to the system. Otherwise, this memory stays reserved."""
+    """Return memory that numpy and Arrow have freed to the system. Otherwise, the process keeps this memory."""
     import pyarrow as pa
 
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc

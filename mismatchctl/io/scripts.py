@@ -1,7 +1,7 @@
 """Read launch scripts: the flags, Hydra overrides and `name=value` arguments of each command.
 
-The script is not executed. Variables and arrays are replaced by their values. Branches are not evaluated: all
-assignments apply, in order.
+The script is not executed. Variables and arrays are replaced by their values. Conditions are not evaluated, so
+assignments in all branches apply, in order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=\(|--[A-Za-z][\w.-]*(?:[\s=]|$)
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _CHOICE = re.compile(r"\+?([A-Za-z_][\w.]*(?:[/@][\w.]+)+)=([^\s/]*)")
-"""Hydra's choice of a file for a group: `algorithm/rollout_correction=mine`, `group@place=mine`."""
+"""Hydra's syntax to choose a file for a group: `algorithm/rollout_correction=mine`, `group@place=mine`."""
 _REMOVAL = re.compile(r"~([A-Za-z_][\w.]*(?:[/@][\w.]+)*)(?:[=)].*)?", re.DOTALL)
-"""Hydra's removal of a key or a choice: `~a.b`, `~a.b=1`, `~group/of=mine`."""
+"""Hydra's syntax to remove a key or a choice: `~a.b`, `~a.b=1`, `~group/of=mine`."""
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _POSITIONAL = re.compile(r"\$(?:\d|\{\d+\})")
 _VARIABLE_USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?:\[[@*0]\])?(?::?[-=+]([^{}]*))?\})")
@@ -37,7 +37,7 @@ _WRITES = re.compile(r"\b(?:cat|tee|python[\d.]*)\b[^|]*<<(?![^|]*\|)")
 _LAUNCHED = re.compile(r"\$\(\s*cat\b|\.(?:sh|bash|sbatch|slurm)\b")
 _WITHIN = re.compile(r"(?<=[^\s;|&()])#")
 _HASH = "\x01"
-"""Replaces a # inside a word, such as `${#A[@]}`, which shlex would read as a comment."""
+"""Replacement for a # inside a word, such as `${#A[@]}`. shlex would start a comment there."""
 _ENDS = "\n;|&"
 _KEYWORDS = frozenset(
     {"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "for", "case", "esac", "in", "{", "}", "!"}
@@ -52,7 +52,7 @@ _PRINTS = frozenset(
 _MOST_WORDS = 200_000
 _MOST_NESTED = 4
 _MOST_CHARACTERS = 10_000
-"""Maximum length of a word after substitution, because `A=$A$A` grows without end."""
+"""Maximum length of a word after substitution. Otherwise, `A=$A$A` would grow without end."""
 
 
 @dataclass
@@ -66,12 +66,12 @@ class Launch:
 
 
 def is_shell_script(text: str) -> bool:
-    """Return True if a line begins with a flag or starts an array."""
+    """Return True if any line starts with a flag or with the definition of an array."""
     return _FLAG_LINE.search(text) is not None
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return the commands with flags or overrides, or else one Launch with the other arguments."""
+    """Return one Launch per command with flags or overrides. Without such commands, return one Launch."""
     return _Script(text).launches()
 
 
@@ -125,7 +125,7 @@ class _Script:
                 yield line, self._expanded(words)
 
     def _expanded(self, words: Sequence[str]) -> list[str]:
-        """Substitute variables. An array or a variable alone can become several arguments."""
+        """Substitute variables. A word that is only a variable can become several arguments."""
         found: list[str] = []
         for word in words:
             used = _VARIABLE_USE.fullmatch(word)
@@ -180,7 +180,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each command: its line and its shell words. An array can span several lines."""
+    """Yield the line and the shell words of each command. The definition of an array can span several lines."""
     text = re.sub(r"\\[ \t]*(\n|\Z)", r"\\\1", text.replace("\r\n", "\n"))
     joined = _WITHIN.sub(_HASH, _without_files(text).replace("\\\n", "\f").removesuffix("\\"))
     ends = list(accumulate(len(line) + 1 for line in re.split("[\n\f]", joined)))
@@ -213,7 +213,7 @@ def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Lines(io.StringIO):
-    """Script text. A comment ends before the line end, because the line end also ends a command."""
+    """Script text for shlex. The end of a line is kept after a comment, because it also ends the command."""
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         line = super().readline(-1 if size is None else size)
@@ -223,7 +223,7 @@ class _Lines(io.StringIO):
 
 
 def _without_files(text: str) -> str:
-    """Remove the here-documents that are written to files or run by another program."""
+    """Remove here-documents that are not part of the script: text for a file, or code for Python."""
     lines, place = text.split("\n"), 0
     while place < len(lines):
         first = lines[place]
@@ -300,7 +300,7 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping of the last key. As in Hydra, a value is replaced if keys below it are set."""
+    """Return the mapping that contains the last of `keys`. As in Hydra, create mappings, and replace other values."""
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:
@@ -311,7 +311,7 @@ def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
-    """Add a word as a flag's value, or as the next of several numbers. Return True if another number may follow."""
+    """Set the value of a flag, or append a number to its list of numbers. Return True if more numbers may follow."""
     level, last = _find_level(found, keys), keys[-1]
     before = [] if level[last] is True else level[last] if isinstance(level[last], list) else [level[last]]
     are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*before, value))
@@ -325,17 +325,17 @@ UNPACKING_NOT_READ = "a ** argument is not supported; write its options in the c
 
 @dataclass(frozen=True)
 class PythonCall:
-    """A call of a function or class `name`, or of one of its attributes, in Python code."""
+    """A call of a function or class in Python code, or of a method of the class."""
 
-    function: str
-    given: dict[str, Any]
-    computed: tuple[str, ...]
-    brings_more: bool
-    partial: bool
+    function: str  # the called method. Empty: the class or function itself.
+    given: dict[str, Any]  # constant values of named arguments
+    computed: tuple[str, ...]  # arguments without a constant value
+    brings_more: bool  # True if the call unpacks arguments with **
+    partial: bool  # True if an argument is `...`
     line: int
 
     def values(self, computed: Container[str]) -> dict[str, Any]:
-        """Return the given values. Values that are not constants can be Unknown."""
+        """Return the constant values, and Unknown for each argument in `computed` that is not a constant."""
         return self.given | {name: Unknown("computed in the script") for name in self.computed if name in computed}
 
 
@@ -352,7 +352,7 @@ def find_python_calls(text: str, name: str) -> list[PythonCall]:
 
 
 def _function_name(called: ast.expr, name: str) -> str | None:
-    """Return "" for `name` or `anything.name`, and the attribute for `name.attribute`."""
+    """Return "" for a call of `name` or `x.name`, "method" for `name.method`, and None for any other call."""
     if isinstance(called, ast.Attribute) and name == getattr(called.value, "attr", getattr(called.value, "id", None)):
         return called.attr
     return "" if name == getattr(called, "attr", getattr(called, "id", None)) else None

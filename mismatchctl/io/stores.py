@@ -1,4 +1,4 @@
-"""Stores of files: the local disk, and object stores (`s3://`, `gs://`, `hf://`)."""
+"""Access to files on the local disk and in object stores (`s3://`, `gs://`, `hf://`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ResultT = TypeVar("ResultT")
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape control characters and invalid characters, so that the text is safe in a terminal."""
+    """Escape control characters and invalid characters, so that a terminal can show the text safely."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -58,7 +58,7 @@ _REASONS = {
     r"NETWORK_CONNECTION|curlCode|connect(ion )?(refused|reset|error)|resolve|name or service|timed? ?out"
     r"|UNAVAILABLE": ("the store cannot be reached", "network"),
 }
-"""Pattern of the client's error message -> problem, and the key of its remedy."""
+"""Pattern of the client's error message -> problem, and key of the remedy in _REMEDIES."""
 
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, with permission to list and read it",
@@ -74,7 +74,7 @@ _REMEDIES = {
 
 
 def store_error(scheme: str, error: BaseException, path: str) -> DataError:
-    """Describe an error of an object store without the client's message, which can contain secrets."""
+    """Describe an error of an object store. The client's message is left out, because it can contain secrets."""
     shown, text = escape_unprintable(path), f"{type(error).__name__} {error}"
     if isinstance(error, FileNotFoundError):
         remedy = "check the name of the object. The object may have been deleted"
@@ -126,7 +126,7 @@ def open_filesystem(scheme: str, bucket: str) -> Any:
 
 
 class Store:
-    """Files on this machine. A location is a path that does not depend on the working directory."""
+    """Files on this machine. A location is an absolute path."""
 
     remote = False
     error_types: tuple[type[Exception], ...] = (OSError, ValueError)
@@ -148,7 +148,7 @@ class Store:
             return []
 
     def walk(self, folder: str) -> Iterator[str]:
-        """Yield all files below a folder, except names that start with `.` or `_`. Each link is followed once."""
+        """Yield all files below a folder. Skip names that start with `.` or `_`. Visit each folder only once."""
         seen: set[tuple[int, int]] = set()
         pending = [folder]  # os.walk recurses before Python 3.12, and folders may be nested thousands deep
         while pending:
@@ -166,7 +166,7 @@ class Store:
             yield from (os.path.normpath(path) for path, is_folder in entries if not is_folder)
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """Return the matches of a pattern, each with True if it is a file. A broken link counts as a file."""
+        """Map each path that matches a pattern to True if it is a file. A broken link counts as a file."""
         matches = glob.glob(pattern, recursive=True)
         found = {path: os.path.isfile(path) or self.is_broken_link(path) for path in matches}
         return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
@@ -186,14 +186,14 @@ class Store:
             return DataError(f"broken link to {where}", file=escape_unprintable(path), remedy="repair or remove it")
         number = getattr(error, "errno", None)
         reason = os.strerror(number) if number else first_error_line(error)
-        if number == errno.EINVAL:  # our own error about a pipe, a socket or a device
+        if number == errno.EINVAL:  # raised by require_regular_file
             reason = getattr(error, "strerror", None) or reason
         remedy = "let this user read it" if number == errno.EACCES else None
         return DataError(f"cannot be opened ({reason})", file=escape_unprintable(path), remedy=remedy)
 
     @contextlib.contextmanager
     def open(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a file for random access when the context is entered. Some callers never enter it."""
+        """Open a file for random access. It is opened at the start of the `with` block."""
         with self._open(location) as file:
             yield file
 
@@ -201,10 +201,10 @@ class Store:
         import pyarrow as pa
 
         require_regular_file(location)  # opening a pipe would wait for its writer
-        return pa.OSFile(os.fsencode(location))  # the path as bytes, which may not be UTF-8
+        return pa.OSFile(os.fsencode(location))  # as bytes, because a path may contain bytes that are not UTF-8
 
     def retry(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run a read operation, and repeat it after an error if the store needs this."""
+        """Run a read operation. Stores with temporary errors repeat it."""
         return work()
 
     def read_start(self, path: str, length: int) -> bytes:
@@ -233,7 +233,7 @@ class ObjectStore(Store):
 
     def __init__(self, scheme: str, filesystem: Any) -> None:
         self.scheme, self.filesystem = scheme, filesystem
-        if scheme == "hf":  # passes on exceptions of other libraries
+        if scheme == "hf":  # its client raises exceptions of many libraries
             self.error_types = (Exception,)
 
     def is_file(self, path: str) -> bool:
@@ -252,7 +252,7 @@ class ObjectStore(Store):
                 yield path
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """Return the matches of a pattern. `**` matches any number of folders."""
+        """Map each path that matches a pattern to True if it is a file. `**` matches any number of folders."""
         parts = pattern.split("/")
         fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         found = self._list("/".join(parts[:fixed]), recursive=fixed < len(parts) - 1)
@@ -272,7 +272,7 @@ class ObjectStore(Store):
         return store_error(self.scheme, error, path)
 
     def retry(self, work: Callable[[], ResultT]) -> ResultT:
-        """Repeat a read after an error that the client does not repeat."""
+        """Run a read operation. Repeat it after a temporary error that the client does not handle."""
         for attempt in range(1, ATTEMPTS):
             try:
                 return work()
@@ -314,7 +314,7 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 MOST_BYTES = 1 << 30
-"""Maximum size of a file that is read at once."""
+"""Maximum size of a file that is read into memory at once."""
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
 _LOCAL_DISK = Store()
 

@@ -1,4 +1,4 @@
-"""Read YAML, TOML, JSON and INI as plain data, with OmegaConf interpolations."""
+"""Read YAML, TOML and JSON as plain data, and resolve OmegaConf interpolations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ else:
 
 
 class TextError(ValueError):
-    """A syntax error, described by one sentence, with its line and column in the file if they are known."""
+    """A syntax error in a text, with its line and column if they are known."""
 
     def __init__(self, problem: str, line: int | None = None, column: int | None = None) -> None:
         place = "" if line is None else f"line {line}, column {column}: "
@@ -33,11 +33,11 @@ class TextError(ValueError):
 
 
 class Unknown(str):
-    """A value that is not in the file, with its text: `$CLIP`, `${trainer.clip}`, `???`."""
+    """A text that stands for a value outside the file: `$CLIP`, `${trainer.clip}`, `???`."""
 
 
 MOST_DEPTH = 64
-"""Maximum nesting of mappings and lists. Real settings are not nested deeper."""
+"""Maximum nesting of mappings and lists. Real settings have fewer levels."""
 
 PlainValue = str | int | float | bool | None
 
@@ -48,22 +48,22 @@ _CONSTRUCTOR = yaml.constructor.SafeConstructor()
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Resolves numbers, booleans and null as OmegaConf does. Dates stay text."""
+    """YAML loader that recognizes numbers, booleans and null as OmegaConf does. Dates stay text."""
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [pair for pair in pairs if pair[0] in _TAGS]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-# Floats of YAML 1.2 may lack the point or the sign of the exponent.
+# In YAML 1.2, a float with an exponent needs no point, and its exponent needs no sign.
 _FLOAT = r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+(?:_[0-9]+)*[eE][-+]?[0-9]+)\Z"
 _Loader.add_implicit_resolver(f"{_TAG_PREFIX}float", re.compile(_FLOAT), list("-+0123456789"))
 _RESOLVER = _Loader("")
 
 
 def parse_scalar(text: str) -> PlainValue:
-    """Parse an unquoted YAML scalar as PyYAML does, and also the floats of YAML 1.2."""
-    if text.endswith("\n"):  # PyYAML's patterns ignore a final line end, which a scalar of a file cannot have
+    """Parse an unquoted YAML scalar as PyYAML does, but also read floats of YAML 1.2, such as 1e-4."""
+    if text.endswith("\n"):  # PyYAML's patterns would ignore the final line end
         return text
     return _construct(yaml.ScalarNode(_RESOLVER.resolve(yaml.ScalarNode, text, (True, False)), text))
 
@@ -125,7 +125,7 @@ def parse_float(text: str) -> float:
 _POINTER = re.compile(r"\$\{([^${}]*)\}")
 _CALL = re.compile(r"oc\.(env|select):\s*([^,]*?)\s*(?:,(.*))?", re.DOTALL)
 _MOST_STEPS = 8
-"""Maximum depth of interpolations that refer to or contain other interpolations."""
+"""Maximum number of steps from an interpolation through other interpolations to a value."""
 _MOST_CHARACTERS = 1000
 """Maximum length of a string with interpolations, before and after they are resolved."""
 _MISSING = object()
@@ -135,7 +135,7 @@ def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
     """Resolve the interpolations in keys and values. An unknown reference stays as it is written.
 
     `oc.env` resolves to its default value, because the training runs in another environment. A referenced block is
-    copied, and its own interpolations are not resolved.
+    copied without resolving the interpolations inside it.
     """
 
     def look_up(pointer: str, place: tuple[str, ...]) -> Any:
@@ -150,7 +150,7 @@ def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
         return pointer[0] if found is _MISSING or isinstance(found, (Mapping, list)) else str(found)[:_MOST_CHARACTERS]
 
     def resolve_text(text: str, place: tuple[str, ...]) -> Any:
-        for _ in range(_MOST_STEPS):  # the referenced value if the string is one interpolation, else text
+        for _ in range(_MOST_STEPS):  # if the whole string is one interpolation, its value keeps its type
             before = text
             if whole := _POINTER.fullmatch(text):
                 found = look_up(whole[1], place)
@@ -178,7 +178,7 @@ def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    """Look up keys with dots, from the root. Leading dots start the search in a block above the value."""
+    """Look up a dotted path. One leading dot means the block of the value, two dots the block above, none the root."""
     keys = where.lstrip(".")
     up = len(where) - len(keys)
     found: Any = root
@@ -190,7 +190,7 @@ def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> 
 
 
 def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[str], Any] | None = None) -> Any:
-    """Parse JSON of any size. NaN, overflow and repeated keys are errors."""
+    """Parse JSON. By default, NaN, overflow and repeated keys are errors."""
     strict: dict[str, Any] = {"parse_float": parse_float, "parse_int": parse_integer}
     strict |= {"parse_constant": _refuse_constant, "object_pairs_hook": _check_unique_keys}
     try:
@@ -246,12 +246,12 @@ def _to_plain(data: Any) -> Any:
 
 
 MOST_VALUES = 100_000
-"""Maximum number of values, including those that aliases repeat."""
+"""Maximum number of values. Values that an alias repeats count again."""
 
 
 @dataclass(frozen=True)
 class YamlScalar:
-    """A scalar as it is written: the keys above it, its text, and True if it is quoted."""
+    """A scalar as it is written in a YAML file, with its path of keys."""
 
     keys: tuple[str, ...]
     text: str
@@ -259,7 +259,7 @@ class YamlScalar:
 
 
 def parse_yaml(text: str, *, decimal: bool = False) -> Any:
-    """Parse one YAML document. With `decimal`, numbers in other forms (`010`, `1:30`, `0b1`, `1_0`) stay text."""
+    """Parse one YAML document. With `decimal`, `010`, `1:30`, `0b1` and `1_0` stay text instead of becoming numbers."""
     return _parse_yaml(text, decimal)[0]
 
 
@@ -280,7 +280,7 @@ def _parse_yaml(text: str, decimal: bool) -> tuple[Any, list[YamlScalar]]:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse a second document, and deep nesting, because libyaml's composer recurses without a limit."""
+    """Refuse a second document. Also refuse deep nesting, because libyaml would recurse without a limit."""
     depth = documents = 0
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -295,11 +295,11 @@ def _line_and_column(mark: Any) -> tuple[int, ...]:
 
 
 class _Builder:
-    """Builds plain values from nodes, since PyYAML's constructor repeats aliases without a limit."""
+    """Builder of plain values from YAML nodes. Unlike PyYAML, it limits how many values aliases can repeat."""
 
     def __init__(self, decimal: bool) -> None:
         self._decimal, self._values = decimal, 0
-        self.scalars: dict[int, YamlScalar] = {}  # by the id of the node, because an alias repeats a node
+        self.scalars: dict[int, YamlScalar] = {}  # by the id of the node: an alias repeats the same node
         self.mark: Any = None  # start of the current node
 
     def build(self, node: yaml.Node, keys: tuple[str, ...] = (), depth: int = 0, *, has_key: bool = False) -> Any:
@@ -352,12 +352,12 @@ MOST_SETTINGS_BYTES = 1 << 20
 
 
 def read_data(path: str | Path, *, decimal: bool = False) -> Any:
-    """Read a settings file as JSON or TOML by its suffix, else as YAML. `decimal`: see `parse_yaml`."""
+    """Read a settings file: .json as JSON, .toml as TOML, any other file as YAML. `decimal`: see `parse_yaml`."""
     return read_with_scalars(path, decimal=decimal)[0]
 
 
 def read_with_scalars(path: str | Path, *, decimal: bool = False) -> tuple[Any, list[YamlScalar]]:
-    """Read a settings file, and list the scalars of a YAML file as they are written."""
+    """Read a settings file. For YAML, also return its scalars as they are written."""
     kind = {".json": "JSON", ".toml": "TOML"}.get(Path(path).suffix, "YAML")
     text = read_text(path)
     with _explain(f"{path}: not valid {kind}"):
@@ -369,7 +369,7 @@ def read_with_scalars(path: str | Path, *, decimal: bool = False) -> tuple[Any, 
 
 
 def _check_nesting(data: Any, most: int) -> None:
-    """Refuse settings that are nested more deeply than YAML may be, because later steps recurse."""
+    """Refuse JSON or TOML with too many levels, because later steps recurse."""
     if isinstance(data, (dict, list)):
         if not most:
             raise TextError("nested too deeply")
@@ -386,13 +386,13 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_inline(text: str, where: str, *, decimal: bool = False) -> Any:
-    """Parse the YAML mapping of an option. `decimal`: see `parse_yaml`."""
+    """Parse YAML that is given as an argument, not as a file. `decimal`: see `parse_yaml`."""
     with _explain(f"{where}: not valid YAML"):
         return parse_yaml(text, decimal=decimal)
 
 
 def decode_utf8(content: bytes) -> str:
-    """Decode UTF-8, without the byte order mark that some editors add."""
+    """Decode UTF-8, and drop the byte order mark that some editors add."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -409,11 +409,11 @@ def _explain(where: str) -> Iterator[None]:
 
 
 _NEEDS_QUOTES = ("\n", "\r", "\x85", "\u2028", "\u2029", "::", "##")
-"""Line breaks, and starts of commands of CI systems. Strings with them are written in double quotes."""
+"""Strings with these characters are quoted: line breaks, and `::` or `##`, which start commands in CI systems."""
 
 
 class _YamlDumper(yaml.SafeDumper):
-    """Quotes strings that would be read as another type."""
+    """YAML dumper that quotes strings that would otherwise be read as another type."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
         try:

@@ -1,4 +1,4 @@
-"""Collect the columns of a training loop and write them to files, by default without a thread."""
+"""Collect the columns of a training loop and write them to files. A background thread is optional."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
-MAX_ELEMENTS = 2**31 - 1  # a list column counts its elements in 32 bits
+MAX_ELEMENTS = 2**31 - 1  # offsets of a list column have 32 bits
 EXPERT_COLUMNS = ("rollout_experts", "train_experts")
 TOP_COLUMNS = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs", "reference_top_log_probs")
 NESTED_COLUMNS = EXPERT_COLUMNS + TOP_COLUMNS
-"""Columns with a list per token. All lists in a column have the same length."""
+"""Columns with one list per token. In a column, all these lists have the same length."""
 MASK_COLUMN = "sampling_mask"
 """vLLM's sampling mask: for each of B sequences, one list of token ids per token."""
 PROMPT_COLUMN = "prompt_token_ids"
 SIDES = ("rollout_log_probs", "train_log_probs")
-"""The two columns of log-probs to compare. A call may record only one of the two columns."""
+"""The two columns of log-probs to compare. A call of `write` may record only one of them."""
 TOKEN_COLUMNS = ("token_ids", PROMPT_COLUMN, TOP_COLUMNS[0])
 
 Array = NDArray[Any]
 Cells = Array | list[Array]
-"""One value (ndim 0), one per sequence (ndim 1), padded rows (ndim 2 and more), or a list of rows."""
+"""One value (ndim 0), one value per sequence (ndim 1), padded rows (ndim 2 or more), or a list of rows."""
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """Copy the columns of one `write` to a table. The sampling mask is stored as numbers of token ids."""
+    """Copy the columns of one call of `write` to a table. The sampling mask becomes the number of ids per token."""
     cells = {}
     for name, value in columns.items():
         with _add_name_to_errors(name):
@@ -81,7 +81,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
 
 
 def _stored_parts(rows: Cells) -> list[slice]:
-    """Return the stored part of each row: from the first to the last valid token of a padded mask, or the whole row."""
+    """Return which part of each row to store: of a padded mask, from the first to the last valid token, else all."""
     if isinstance(rows, list):
         return [slice(0, len(row)) for row in rows]
     places = [np.flatnonzero(row) for row in rows]
@@ -89,7 +89,7 @@ def _stored_parts(rows: Cells) -> list[slice]:
 
 
 def _trim(index: int, reference: str, row: Array, other: Array, part: slice) -> Array:
-    """Return the stored part of a row. The caller may already have trimmed the row to this part."""
+    """Return the part of a row to store. The user may have passed only this part."""
     width, stored = len(other), part.stop - part.start
     if len(row) in (width, stored):
         return row[part] if len(row) == width else row
@@ -110,7 +110,7 @@ def _is_per_token(cells: Cells) -> bool:
 
 
 def _dtype_metadata(value: Any, stored: pa.DataType) -> dict[str, str] | None:
-    """Return the original float type, such as bfloat16, as metadata of the column."""
+    """Return column metadata that names the original float type, such as bfloat16."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     name = str(getattr(value, "dtype", "")).rpartition(".")[2]
@@ -123,7 +123,7 @@ def _to_array(value: Any) -> Array:
         value = value.detach().cpu()
         try:
             value = value.numpy()
-        except TypeError:  # bfloat16 and narrower
+        except TypeError:  # numpy lacks bfloat16 and narrower floats
             value = value.float().numpy()
     array = np.asarray(value)
     python = isinstance(value, (list, tuple)) and array.dtype == np.float64
@@ -169,7 +169,7 @@ def _scalar_array(values: Array) -> pa.Array:
 
 def _rows_array(name: str, rows: Cells) -> pa.Array:
     lengths = [len(row) for row in rows]
-    kept = [row for row in rows if len(row)]  # an empty list would convert integers to floats
+    kept = [row for row in rows if len(row)]  # empty lists are float arrays, which would turn integers into floats
     if name in NESTED_COLUMNS:
         matrix = _nested_values(name, kept)
         return _list_array(_list_array(pa.array(matrix.reshape(-1)), np.full(len(matrix), matrix.shape[1])), lengths)
@@ -229,17 +229,17 @@ class Recorder:
 
     Args:
         folder: output folder, created by the first write.
-        run: value of the `run` column in every row. Default: no column, so that the path given to mismatchctl names the
-            run.
+        run: value of the `run` column in every row. Default: no such column. mismatchctl then names the run after the
+            path of the dump.
         rank: number of this process, a part of the file names. Default: the environment variable RANK, which torchrun
             sets.
         format: "parquet", or "arrow" for Arrow IPC files (lz4), which are larger than Parquet and faster to read.
         file_bytes: collect rows in memory until they have this size before compression, then write a file. 0: one file
             per write.
-        background: number of writes that may wait for a thread that compresses and writes them. If all of them are
-            waiting, `write` blocks until one is written. 0: no thread, `write` returns when its file is complete.
-        on_error: "raise" raises errors of writing. "warn" never stops training: the first error is logged, and `lost`
-            counts all lost writes.
+        background: maximum number of writes that wait for a background thread, which compresses and writes them. If
+            the queue is full, `write` blocks. 0: no thread, `write` returns when its file is complete.
+        on_error: "raise" raises an error if a write fails. "warn" never stops training: the first error is logged, and
+            `lost` counts all lost writes.
 
     Raises:
         ValueError: An argument is out of range.
@@ -278,8 +278,8 @@ class Recorder:
         self._process = os.getpid()
         self._waiting: list[pa.Table] = []
         self._failure: OSError | None = None
-        self._lock = threading.Lock()  # guards the failure, the counts and the thread
-        self._saving = threading.RLock()  # guards the tables in memory and the files
+        self._lock = threading.Lock()  # protects the failure, the counts and the thread
+        self._saving = threading.RLock()  # protects the tables in memory and the files
         self._queue: queue.Queue[pa.Table | None] = queue.Queue(self.background)
         self._thread: threading.Thread | None = None
 
@@ -292,14 +292,14 @@ class Recorder:
         try:
             self.close()
         except OSError:
-            if error is None:  # the error raised inside the `with` block is more important
+            if error is None:  # an error from inside the `with` block is more important
                 raise
 
     def close(self) -> None:
         """Write the rows in memory and refuse further writes. `close` is called automatically when the process ends.
 
         Raises:
-            OSError: A file could not be written, by this call or in the background since the last `write`.
+            OSError: A file could not be written. The background thread may have failed before this call.
         """
         if self._closed:
             return
@@ -320,21 +320,20 @@ class Recorder:
         """Record B sequences. All values are copied before the call returns.
 
         A per-token column is padded [B, T] (numpy, or torch on any device), a nested tensor, or a list of B
-        one-dimensional tensors, arrays or lists. A padded `response_mask` marks the responses: each row is kept from
-        its first to its last valid token, including the masked tokens between them. Other columns may be padded in the
-        same way or contain only the kept tokens. With a list of masks, or without a mask, whole rows are kept. Experts
-        have the shape [B, T, k] or [B, T, layers, k], with k experts per token and layer. The k most likely tokens have
-        the shape [B, T, k]. `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or
-        array of B numbers, booleans or strings, or one value for all rows. Floats below 32 bits are stored exactly as
-        float32. `sampling_mask`, B lists of the token ids that vLLM's sampler could choose, is stored as `kept_tokens`.
+        one-dimensional tensors, arrays or lists. If `response_mask` is padded, each row is kept from its first to its
+        last valid token, including the masked tokens between them. Other columns may be padded in the same way, or
+        contain only the kept tokens. If `response_mask` is a list or missing, whole rows are kept. Experts have the
+        shape [B, T, k] or [B, T, layers, k], with k experts per token and layer. The k most likely tokens have the
+        shape [B, T, k]. `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or array
+        of B numbers, booleans or strings, or one value for all rows. Narrower floats are stored as float32, without
+        loss. `sampling_mask` lists the token ids that vLLM could sample. `kept_tokens` stores their number per token.
 
         Args:
             step: the training step, a non-negative integer.
-            rollout_log_probs: per token, nats, as the engine reported them. If `None`, only the trainer's log-probs are
-                recorded.
-            train_log_probs: per token, nats, recomputed by the trainer with the model weights that sampled the tokens,
-                or `None`.
-            response_mask: per token, 1 on tokens that the policy sampled: the mask of the loss before any rejection.
+            rollout_log_probs: log-prob per token in nats, as the engine reported it. `None`: record only the trainer's.
+            train_log_probs: log-prob per token in nats, recomputed by the trainer with the model weights that sampled
+                the tokens, or `None`.
+            response_mask: per token, 1 if the policy sampled the token, else 0. This is the loss mask before rejection.
             optional: any other column of docs/reference/dump-format.md, or your own per-sequence column for `--by`.
                 `None` omits the column.
 
@@ -388,13 +387,13 @@ class Recorder:
             raise failure
 
     def _lose(self, error: Exception, writes: int) -> None:
-        """Count the lost writes. Then raise the error, or only log the first error of the recorder."""
+        """Count lost writes. With `on_error` "raise", raise the error, else log the recorder's first error."""
         with self._lock:
             self.lost += writes
             first, self._warned = not self._warned, True
         if self.on_error == "raise":
             raise error
-        if first:  # logged, since filters can turn warnings into errors
+        if first:  # not `warnings.warn`, which filters can turn into an error
             what = f"{type(error).__name__}: {error}"
             log.warning("not recorded: %s (training goes on; Recorder.lost counts this and further losses)", what)
 
@@ -418,7 +417,7 @@ class Recorder:
             return self._flush() if sum(waiting.nbytes for waiting in self._waiting) >= self.file_bytes else done
 
     def _flush(self, then: Sequence[pa.Table] = ()) -> Path | None:
-        """Write the tables in memory to a file, and continue with the tables in `then`."""
+        """Write the tables in memory to a file. Afterwards, only the tables in `then` are in memory."""
         tables, self._waiting = self._waiting, list(then)
         if not tables:
             return None
@@ -464,11 +463,11 @@ def _parse_step(step: Any) -> int:
 
 
 ROW_GROUP_TOKENS = 1 << 20
-"""Approximate number of tokens per row group. This size is the fastest to decode (docs/guides/recording.md)."""
+"""Approximate number of tokens per row group. Row groups of this size decode fastest (docs/guides/recording.md)."""
 
 
 def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
-    """Return the Parquet settings that decode fastest, as measured by benchmarks/recorder.py."""
+    """Return the Parquet settings that are fastest to decode (measured by benchmarks/recorder.py)."""
     chosen: dict[str, Any] = {
         "compression": "zstd",
         "compression_level": 1,
@@ -480,13 +479,13 @@ def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
         ],
         "write_statistics": ["step"],
     }
-    if int(pa.__version__.partition(".")[0]) >= 15:  # not in older versions
+    if int(pa.__version__.partition(".")[0]) >= 15:  # older versions lack this setting
         chosen["write_page_checksum"] = True
     return chosen
 
 
 def write_parquet(table: pa.Table, handle: BinaryIO, **settings: Any) -> None:
-    """Write a table with `parquet_settings`, which `settings` override."""
+    """Write a table with `parquet_settings`. `settings` take precedence."""
     chosen = {"row_group_size": _row_group_rows(table), **parquet_settings(table.schema)}
     pq.write_table(table, handle, **{**chosen, **settings})
 
@@ -504,7 +503,7 @@ def _row_group_rows(table: pa.Table) -> int:
 
 
 def claim_name(temporary: Path, final: Path) -> bool:
-    """Give a complete file its name, unless a file has this name. No file is replaced."""
+    """Give a complete file its final name. If a file with this name exists, keep that file and return False."""
     try:
         os.link(temporary, final)
     except FileExistsError:
@@ -517,7 +516,7 @@ def claim_name(temporary: Path, final: Path) -> bool:
         try:
             os.replace(temporary, final)
         except OSError:
-            final.unlink()  # an empty file is no dump
+            final.unlink()  # do not leave an empty file, which is not a dump
             raise
     return True
 

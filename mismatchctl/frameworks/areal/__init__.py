@@ -1,4 +1,4 @@
-"""Adapter of AReaL, before it moved (4aef98d8d818) and of 2026-08 (cbff54d645d2)."""
+"""Adapter of AReaL at two commits: 4aef98d8d818 in the old repository, and cbff54d645d2 (2026-08) in the new one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 
 def _summarize(name: str, values: Array, where: Bools) -> dict[str, float]:
-    """Return mean, minimum and maximum. Infinite extremes and empty selections are left out."""
+    """Return the mean, minimum and maximum of the chosen values, without an infinite minimum or maximum."""
     chosen = values[where]
     if not len(chosen):
         return {}
@@ -44,7 +44,7 @@ def _filtered_share(run: ConfiguredStep) -> float:
 
 
 def _find_clips(framework: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bools]:
-    """Return the losses, and the tokens whose loss is clipped and dual-clipped, all [T]."""
+    """Return three arrays [T]: the losses, flags of clipped losses, and flags of dual-clipped losses."""
     (term, _), *_ = framework.terms(run)
     clipped = np.asarray(term.clipped)
     dual = np.zeros(run.tokens, np.bool_) if term.clipped_lower is None else term.clipped_lower
@@ -131,7 +131,7 @@ _PROXIMAL_COLUMN = "proximal_log_probs"
 
 
 def _interpolate(step: Step) -> Step:
-    """Interpolate the log-probs of the previous policy from the weight versions."""
+    """Add a column with log-probs of the policy before the last update, interpolated between rollout and current."""
     rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
     age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
     moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)
@@ -144,14 +144,14 @@ def _rule(options: Options) -> Options:
 
 
 def _bound(options: Options, key: str, *metrics: str) -> float:
-    """Return a bound of a rule that uses one of these metrics, or NaN."""
+    """Return the bound `key` of the rule. Return NaN if it is not a number, or if the rule has another metric."""
     value: Any = _rule(options).get(key)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and (not metrics or _rule(options)["metric"] in metrics) else np.nan
 
 
 class Areal(PlainFramework):
-    """AReaL: one rule that rejects or clamps by one statistic. The version before 2026-08 has M2PO instead."""
+    """AReaL: one rule that rejects tokens or clamps weights, and a separate option for M2PO."""
 
     forms = (
         {},
@@ -179,7 +179,7 @@ class Areal(PlainFramework):
     }
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Check a configuration. Without the decoupled loss, `lint` does not report a missing correction."""
+        """Check a configuration. Report a missing correction only if the file contains `use_decoupled_loss`."""
         found = super().lint(native, unknown)
         return [one for one in found if one.place != "actor.rejection_sampling" or self.is_on(native)]
 
@@ -256,7 +256,7 @@ class Areal(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
-        """Return the log ratio of the update, the advantages, and for GSPO the sequences with a gradient."""
+        """Return the log ratio of the update, the advantages, and flags of the tokens with a gradient (GSPO only)."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
         kept = run.keep

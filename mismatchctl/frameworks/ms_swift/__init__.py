@@ -1,4 +1,4 @@
-"""Adapter of ms-swift of 2026-08 (3602360a5), Transformers backend."""
+"""Adapter of ms-swift with the Transformers backend, at commit 3602360a5 (2026-08)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAMPLING = "rollout_importance_sampling"
 
 
 class MsSwift(PlainFramework):
-    """ms-swift: upper bounds, geometric means for sequences, and in mask mode token weights without a bound."""
+    """ms-swift: bounds are upper bounds, and sequence modes use geometric means. Mask modes do not bound weights."""
 
     forms = (
         *({f"{_SAMPLING}_mode": mode, f"{_SAMPLING}_threshold": HIGH} for mode in _MODES),
@@ -60,7 +60,7 @@ class MsSwift(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Return the weights that multiply the loss, before OPSM changes the mask."""
+        """Return the weights that multiply the loss. OPSM does not change them, because it changes the mask."""
         flags = run.passed(lambda gate: gate.effect == "zero")
         by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # multiplied: NaN times 0 is NaN
         made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)

@@ -1,4 +1,4 @@
-"""Adapter of NeMo-RL of 2026-08 (7ea279abfbeb)."""
+"""Adapter of NeMo-RL at commit 7ea279abfbeb (2026-08)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _at_padding(run: ConfiguredStep, ratio: Array) -> float:
-        """Return what masked padding adds to a sum over ratios: 0, or NaN if a ratio of the row is infinite."""
+        """Return what padding adds to a masked sum of ratios: NaN if a padded row has an infinite ratio, else 0."""
         infinite = run.segments.max(np.isinf(ratio)) > 0
         return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 
@@ -104,7 +104,7 @@ class NemoRl(PlainFramework):
         return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
 
     def _samples(self, run: ConfiguredStep) -> Any:
-        """Return the rows that the filter keeps, including empty rows."""
+        """Return flags of the rows that are not rejected. Rows without valid tokens count as not rejected."""
         return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
 
     def _mean(self, run: ConfiguredStep, values: Array) -> float:
@@ -166,7 +166,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _raw(run: ConfiguredStep) -> Array:
-        """Return the ratio of each token or of its sequence. Non-finite ratios become 0."""
+        """Return the ratio of each token, or of its sequence if the options say so. Non-finite ratios become 0."""
         sequences = run.options["loss"]["sequence_level_importance_ratios"]
         raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
         return np.where(np.isfinite(raw), raw, 0.0)
@@ -194,7 +194,7 @@ PADDED_COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logp
 
 
 def _unwrap(name: str, value: Any) -> Any:
-    """Return the value of a micro-batch of one row. Lines from other writers contain the value without a list."""
+    """Unwrap a list of one value, as NeMo-RL writes for micro-batches of one row. Return other values unchanged."""
     if not isinstance(value, list) or len(value) != 1 or (name in PADDED_COLUMNS and not isinstance(value[0], list)):
         return value
     return value[0]

@@ -1,4 +1,4 @@
-"""Adapter of open-instruct of 2026-08 (e6c3044aa620)."""
+"""Adapter of open-instruct at commit e6c3044aa620 (2026-08)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OpenInstruct(PlainFramework):
         return weight, (gate,)
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Prepare the step. NaN log-probs become 1 before open-instruct checks for NaN."""
+        """Prepare the step. As in open-instruct, NaN among the rollout log-probs is replaced by 1."""
         return ConfiguredStep(step, options, correction, unknown=1.0)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:

@@ -1,4 +1,4 @@
-"""Adapter of OpenRLHF 0.11 (3c3be6234e0c)."""
+"""Adapter of OpenRLHF 0.11 (commit 3c3be6234e0c) and 0.11.2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options
 _TYPES = ("tis", "icepop", "seq-mask-tis")
 _LEVELS = ("off", "token", "seq")
 _GATINGS: dict[str, str] = {"binary_kl": "binary_kl", "tv": "abs_prob_diff"}
-"""Statistics of gates besides the ratio -> our statistic."""
+"""OpenRLHF's name of a statistic other than the ratio -> our name."""
 
 
 _SCHEMES = (
@@ -31,7 +31,7 @@ _SCHEMES = (
         for gating in _GATINGS
     ),
 )
-"""TIS, IcePop, seq-mask-tis, and the trust regions."""
+"""Options that express TIS, IcePop, seq-mask-tis, and trust regions, without their bounds."""
 
 
 class OpenRlhf(PlainFramework):
@@ -67,7 +67,7 @@ class OpenRlhf(PlainFramework):
         return set(cls("0.11").aliases) - {"is_correction_threshold"}
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read all options. As in OpenRLHF, names of another version are refused."""
+        """Read all options. As in OpenRLHF, option names of another version raise an error."""
         given = {str(key).lstrip("-") for _, inner in self.levels(native) for key in inner}
         if self.renamed and (gone := sorted(given & self._old_names())):
             raise ConfigError(
@@ -135,7 +135,7 @@ class OpenRlhf(PlainFramework):
         return limits[0], limits[1]
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Compute ratio times mask. As in OpenRLHF, an infinite masked ratio is NaN."""
+        """Compute ratio times mask. As in OpenRLHF, an infinite ratio times mask 0 gives NaN."""
         return (run.raw_weights * run.keep).astype(run.step.dtype)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:

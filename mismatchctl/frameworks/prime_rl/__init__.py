@@ -1,4 +1,4 @@
-"""Adapter of prime-rl of 2026-08 (559b44772e47), and of two later versions of its losses (2026-09, 2026-10)."""
+"""Adapter of prime-rl at commit 559b44772e47 (2026-08). Two later versions of its losses: 2026-09 and 2026-10."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class PrimeRl(PlainFramework):
         return super().read(native)
 
     def rules(self, options: Options) -> Rules:
-        """Drop tokens whose probability changed too much, always or only in the direction of the advantage."""
         kind = options["type"]
         cap = options.get("max_importance_ratio")
         source: Any = "current/rollout"
@@ -120,7 +119,7 @@ class PrimeRl(PlainFramework):
             low, high = self._bounds(options)
             x = run.v if cap is None else np.minimum(run.v, np.log(cap))
             term = losses.ppo_loss(advantages, x, low or 0.0, np.inf if high is None else high)
-            if cap is not None and cap == high:  # at the cap, one of two equal terms has a gradient
+            if cap is not None and cap == high:  # at the cap, two terms are equal, and only one of them has a gradient
                 term = replace(term, slope=np.where(x < run.v, term.slope / 2, term.slope))
             return [(term, share)]
         term = losses.weighted_loss(advantages, run.v, cap if kind == "ipo" else None)

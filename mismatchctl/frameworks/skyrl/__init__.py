@@ -1,4 +1,4 @@
-"""Adapter of SkyRL of 2026-08 (a9564572eb8e)."""
+"""Adapter of SkyRL at commit a9564572eb8e (2026-08)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo"
 _VETO, _MASK = "outlier_token_is_threshold", "token_mask_is_threshold"
 _COVARIANCE = ("clip_cov", "kl_cov")
 _NOT_COMPUTED = (*_COVARIANCE, "cross_entropy")
-"""Losses of SkyRL that are not implemented here."""
+"""Losses of SkyRL that mismatchctl does not compute."""
 
 
 def _bounds(options: Options, name: str) -> tuple[Any, Any]:
@@ -34,7 +34,7 @@ def _from_one(bound: Any) -> Any:
 
 
 class SkyRl(PlainFramework):
-    """SkyRL: veto, token mask, weight and sequence mask, always in this order. Denominators stay the same."""
+    """SkyRL applies the veto, token mask, weight and sequence mask, in this order. They do not change denominators."""
 
     # fmt: off
     forms = (
@@ -145,7 +145,7 @@ class SkyRl(PlainFramework):
 
     @staticmethod
     def _weighed(run: ConfiguredStep) -> ConfiguredStep:
-        """Return the step before the sequence mask is applied, because SkyRL computes weights before this mask."""
+        """Return the step without the sequence mask. SkyRL computes the weights before it applies this mask."""
         rules = run.correction
         early = tuple(gate for gate in rules.gates if gate.sees == "original")
         return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))

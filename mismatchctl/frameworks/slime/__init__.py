@@ -63,7 +63,7 @@ _ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
 
 @dataclass(frozen=True)
 class SlimeConfig:
-    """Arguments as the user wrote them."""
+    """The arguments in a user's file, as they are written there."""
 
     root: Mapping[str, Any]
     version: SlimeVersion
@@ -81,7 +81,7 @@ class SlimeConfig:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Return the arguments whose number is a string in YAML."""
+        """Return the arguments whose value is a string that contains a number."""
         return [
             name for name, key in self.keys.items() if name in NUMBER_FIELDS and is_text_of_number(self.root.get(key))
         ]
@@ -97,7 +97,7 @@ class SlimeConfig:
 
     @cached_property
     def correction(self) -> Correction | ConfigError:
-        """Return the correction. Valid arguments can have bounds that a correction refuses."""
+        """Return the correction, or the error if slime or the class Correction refuses the arguments."""
         if isinstance(self.arguments, ConfigError):
             return self.arguments
         try:
@@ -146,7 +146,7 @@ def _check_keys(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Yield findings about arguments that slime refuses, ignores, or needs another argument for."""
+    """Yield findings about arguments that slime refuses or ignores, or that need another argument."""
     given, gates = written.given, written.correction.gates if isinstance(written.correction, Correction) else ()
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
@@ -164,7 +164,7 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
             yield written.trap("corrects_twice")
     if given.get("use_rs") and not given.get("use_tis"):
         found = written.trap("rejection_off")
-        yield replace(found, level="warning") if "use_tis" in given else found  # turned off by the file
+        yield replace(found, level="warning") if "use_tis" in given else found  # the file sets use_tis to false
     veto = given.get("rs_veto_threshold")
     if weighs_with_mis and isinstance(veto, int | float):
         if not given.get("use_rs"):
@@ -222,12 +222,12 @@ _OUTCOMES = {
     (1.5, False, True): ("3", True),
     (1.5, False, False): ("4", False),
 }
-"""Upper bound, normalization, geometric rejection within 0.99..1.001 -> number and outcome."""
+"""(upper bound, normalized, rejects geometric means outside 0.99..1.001) -> (run in the article, True if stable)."""
 _ARTICLE = "Let Speed Be With Stability (Training-Inference Mismatch with Miles), LMSYS, 2026-01-16: MoE runs"
 
 
 def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
-    """Return number and outcome of the published configuration with these weights and gates."""
+    """Return the number of the published run with these weights and gates, and True if the run was stable."""
     weight, gates = correction.weight, correction.gates
     if weight is None or weight.level != "token" or weight.zero is not None:
         return None
@@ -238,7 +238,7 @@ def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
 
 
 def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Check the requirements of Miles for asynchronous PPO and --skip-actor-forward-only."""
+    """Check what Miles requires for asynchronous PPO and for --skip-actor-forward-only."""
     given = written.given
     if given.get("skip_actor_forward_only"):
         others = [name for name in ("keep_old_actor", "true_on_policy_mode") if given.get(name)]
@@ -288,7 +288,7 @@ class Slime(Framework):
         return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Return a remark if rejected tokens count in the denominators, unlike in the articles behind the presets."""
+        """Return a remark if this version counts rejected tokens in the denominators. The presets do not count them."""
         if not (self.about.rollout_denominators and correction.gates):
             return []
         return [
@@ -301,7 +301,7 @@ class Slime(Framework):
         return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
-        """Replay a step. Newer versions divide by the number of `rollout_ids`, or of rows without this column."""
+        """Replay a step. If the version divides by the number of rollouts, the column `rollout_ids` identifies them."""
         from mismatchctl.frameworks.slime.replay import replay_step
         from mismatchctl.frameworks.step import Step
 
@@ -310,7 +310,7 @@ class Slime(Framework):
         return replay_step(step, self._arguments(correction), self.about, options.micro_batch_size)
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return the KL loss without a reference policy, and OPSM's share, because it counts masked tokens."""
+        """Return the KL loss if the reference policy is missing, and OPSM's share, because it counts masked tokens."""
         given = self._arguments(correction)
         lacks_reference = given.use_kl_loss and "ref_log_probs" not in columns
         found = dict.fromkeys(("kl_loss", "loss"), "ref_log_probs in every row") if lacks_reference else {}
@@ -340,7 +340,7 @@ MAX_NAMED_RANKS = 8
 
 
 def find_ranks(file: File) -> dict[Path, Any]:
-    """Find the files of all ranks of a rollout: rank, number of ranks, samples, and True if they have log-probs."""
+    """Find the files of all ranks of a rollout. Map each path to (rank, number of ranks, samples, has log-probs)."""
     rollout = file.path.stem.partition("_")[0]
     others = sorted(file.path.parent.glob(f"{rollout}_*.pt"))
     return _read_ranks(tuple((file.open(other), other.stat().st_size, other.stat().st_mtime_ns) for other in others))
@@ -358,17 +358,17 @@ def _read_ranks(stamps: tuple[tuple[File, int, int], ...]) -> dict[Path, Any]:
 
 
 def _identify_samples(data: Mapping[str, Any]) -> tuple[int, ...]:
-    """Identify the samples of a rank by their indices or tokens."""
+    """Return a number that identifies each sample of a rank: its index, or a checksum of its tokens."""
     if data.get("sample_indices") is not None:
         return tuple(int(index) for index in data["sample_indices"])
     return tuple(crc32(np.asarray(to_array(tokens), np.int64).tobytes()) for tokens in data.get("tokens", ()))
 
 
 def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDArray[Any]]]:
-    """Join the sliced columns of all ranks. Only the file of rank 0 returns samples."""
+    """Join the sliced columns of all ranks. For the file of another rank than 0, return {}."""
     size, own = content["cp_size"], content["cp_rank"]
     samples = _identify_samples(content["rollout_data"])
-    ranks = reversed(find_ranks(file).items())  # of several files with the same rank, the first counts
+    ranks = reversed(find_ranks(file).items())  # if several files have the same rank, use the first
     by_rank = {rank: path for path, (rank, *about) in ranks if about == [size, samples, True]} | {own: file.path}
     problem = f"this file belongs to context-parallel rank {own} of {size}"
     if not 0 <= own < size:
@@ -401,9 +401,9 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return the positions of the response tokens that a rank has: parts of two chunks of the `axis` tokens."""
+    """Return which response tokens a rank has. The sequence (`axis` tokens) is cut into chunks, two per rank."""
     chunk = -(-axis // (2 * size))
-    first = total - response - 1  # its logits predict the first token of the response
+    first = total - response - 1  # the logits at this position predict the first response token
     owned = [range(max(n * chunk, first), min((n + 1) * chunk, total - 1)) for n in (rank, 2 * size - 1 - rank)]
     return np.concatenate([np.arange(part.start, max(part.stop, part.start)) for part in owned]) - first
 
@@ -435,7 +435,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read a rank's samples. The list is empty if the file of another rank returns them."""
+    """Read a rank's samples. If the file of another rank returns these samples, return []."""
     data = content["rollout_data"]
     if "log_probs" not in data:
         if any(has_log_probs for *_, has_log_probs in find_ranks(file).values()):
@@ -485,7 +485,7 @@ def _read_rollout_rows(file: File) -> Iterator[Row]:
 
 
 def take_response(tokens: list[int], length: int, mask: Any) -> Row:
-    """Return the columns of the response, without the prompt. Without a mask, all tokens are valid."""
+    """Return the tokens and mask of the response. If `mask` is None, all its tokens are valid."""
     return {"response_ids": tokens[len(tokens) - length :], "mask": [1] * length if mask is None else mask}
 
 
@@ -497,7 +497,7 @@ ROLLOUT_LAYOUT = read_layout(
 )
 
 VIME_LAYOUTS = replace(LAYOUT, framework="vime"), replace(ROLLOUT_LAYOUT, framework="vime-rollout")
-"""Layouts of vime, whose files are equal to slime's."""
+"""Layouts of vime. Its files have the same format as slime's files."""
 
 LAYOUTS = (LAYOUT, ROLLOUT_LAYOUT, *VIME_LAYOUTS)
 ADAPTER = make_adapter("slime", Slime, recognize=recognize, layouts=LAYOUTS)

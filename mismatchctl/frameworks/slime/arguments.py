@@ -32,7 +32,7 @@ Effect = Literal["mask", "zero"]
 
 @dataclass(frozen=True, kw_only=True)
 class SlimeVersion(CodeVersion):
-    """A version of slime or Miles. `date` is a month when this version was the newest."""
+    """A version of slime or Miles. `date` is a month in which it was the newest version."""
 
     framework: str  # slime or Miles
     # metrics are divided by the valid tokens of a whole rollout before rejection. Otherwise by the metric's own mask.
@@ -50,7 +50,7 @@ class SlimeVersion(CodeVersion):
 
     @property
     def effect(self) -> Effect:
-        """Return the effect (mask or zero) of rejection, veto and mask mode, which is the same for all three."""
+        """Return what rejection, veto and mask mode do in this version: mask tokens, or set their weight to zero."""
         return "zero" if self.rollout_denominators or self.zeroes_rejected else "mask"
 
 
@@ -79,19 +79,19 @@ DOCUMENTED_ONLY: dict[str, str] = _OPTIONS["documented_only"]
 _CHOICES: dict[str, tuple[str, ...]] = _OPTIONS["choices"]
 
 _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
-"""Keys of mis.yaml, which only corrections have. Files can set any attribute without an error."""
+"""Pattern of the keys of mis.yaml. A key that matches but is unknown is reported, because slime gives no error."""
 _TYPICAL = (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
-"""Arguments that only corrections read. Other arguments have names that are similar to common terms."""
+"""Arguments in which typos are found. The other arguments have names that are too similar to common terms."""
 _SIGN_KEYS = {*_TYPICAL, *DOCUMENTED_ONLY, "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a slime configuration has."""
 
 SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
-"""The file that slime and Miles ship, equal in all versions. The folder has a copy, mis.yaml."""
+"""A file that slime and Miles ship, equal in all versions. mis.yaml in this folder is a copy of it."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments that slime's loss reads. Unset fields of mis.yaml are off or null."""
+    """The arguments that slime's loss reads. The defaults of mis.yaml's fields mean off or null."""
 
     use_tis: bool = False
     get_mismatch_metrics: bool = False
@@ -143,7 +143,7 @@ class Arguments:
 
     @property
     def vetoes(self) -> bool:
-        """Return True if the veto runs: with rejection, or before v0.2.0 with weights."""
+        """Return True if the veto runs. It requires rejection, but before v0.2.0 only weights."""
         alone = self.vetoes_alone and self.function == "mis" and self.use_tis
         return (self.rejects or alone) and self.rs_veto_threshold is not None
 
@@ -155,7 +155,7 @@ class Arguments:
 
     @property
     def rs_bounds(self) -> tuple[float, float]:
-        """Return the bounds of rejection. The default of each bound is the bound of the weights."""
+        """Return the bounds of rejection. A bound that is not given is taken from the weights."""
         low, high = self.tis_bounds
         return (
             low if self.rs_lower_bound is None else self.rs_lower_bound,
@@ -180,7 +180,7 @@ class Arguments:
 
 _FIELDS = {field.name: str(field.type) for field in fields(Arguments) if field.name != "vetoes_alone"}
 KNOWN_KEYS = {*_FIELDS, "custom_config_path", "micro_batch_size", "use_dynamic_batch_size", "true_on_policy_mode"}
-"""Arguments that affect correction, loss or advice about them."""
+"""Arguments that affect the correction, the loss, or the findings of `lint`."""
 
 _FLAG_FIELDS = {name for name, kind in _FIELDS.items() if kind == "bool"}
 NUMBER_FIELDS = {name for name, kind in _FIELDS.items() if kind.startswith("float")}
@@ -264,7 +264,7 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version of a configuration of slime. An empty name means any version."""
+    """Return the slime version that a configuration is for ("" if any version), or None if it is not slime's."""
     named = _normalize_keys(native)
     if "mis_mode" in named and "mis_level" in named and named.keys().isdisjoint(MIS_FIELDS):
         return "2025-11"
@@ -286,7 +286,7 @@ def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion) -> Iterat
 
 
 def normalize_key(key: str) -> str:
-    """Convert a flag to the name of the argument: `--use-tis` is `use_tis`."""
+    """Convert a flag to the name of its argument: `--use-tis` becomes `use_tis`."""
     return key.lstrip("-").replace("-", "_")
 
 
@@ -295,7 +295,7 @@ def _normalize_keys(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
-    """Return the path of the correction function. The default is mis.py if one of its fields is set."""
+    """Return the path of the correction function. If none is given but a field of mis.yaml is set, return mis.py."""
     if given is None:
         return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
     function = str(given).rpartition(".")[2]
@@ -326,7 +326,7 @@ def _check_value(key: str, value: Any) -> Any:
 
 
 def _list_refusals(given: Arguments) -> Iterator[str]:
-    """Yield the errors of slime's argument parser and of mis.py."""
+    """Yield the errors that slime's argument parser and mis.py would raise."""
     if given.function == "vanilla" and given.get_mismatch_metrics:
         yield "get_mismatch_metrics needs custom_tis_function_path: the built-in function does not measure the mismatch"
     if given.function == "vanilla" and given.use_rollout_logprobs:
@@ -370,7 +370,7 @@ def _list_refusals(given: Arguments) -> Iterator[str]:
 
 
 class SlimeCorrection(Correction):
-    """A Correction with the arguments that it was read from, which the logged metrics depend on."""
+    """A Correction that keeps the arguments it was read from. The logged metrics depend on these arguments."""
 
     _arguments: Arguments = PrivateAttr()
 
@@ -406,7 +406,7 @@ def make_correction(arguments: Arguments, name: str, effect: Effect) -> SlimeCor
 
 
 def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Arguments, list[str], list[str]]:
-    """Convert a Correction to slime's arguments, and list rules without an equivalent and rules with a similar one."""
+    """Return the arguments for a Correction, texts about rules that slime lacks, and texts about rules that differ."""
     effect = version.effect
     known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
     if isinstance(correction, SlimeCorrection):
@@ -424,7 +424,7 @@ def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Argum
 
 
 def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[str]]:
-    """Return the correction with slime's denominators, and the differences."""
+    """Return the correction as slime would apply it, and texts about the differences."""
     notes, weight = [], correction.weight
     if any(gate.effect != effect for gate in correction.gates):
         notes.append(
@@ -441,7 +441,7 @@ def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[s
 
 
 def _write_rules(correction: Correction, known: Arguments) -> Arguments:
-    """Write arguments. Rules that slime does not support are replaced by similar rules."""
+    """Return arguments for a Correction. Replace rules that slime does not support by similar rules."""
     weight = correction.weight
     correcting: dict[str, Any] = {"use_tis": weight is not None, "get_mismatch_metrics": False}
     correcting |= {"custom_tis_function_path": None, "use_rollout_logprobs": correction.loss == "ppo_bypass"}

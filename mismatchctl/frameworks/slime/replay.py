@@ -20,11 +20,11 @@ from mismatchctl.frameworks.slime.arguments import VERSIONS, Arguments, SlimeVer
 from mismatchctl.frameworks.step import ConfiguredStep, Step
 from mismatchctl.measure.metrics.metric import KEPT_TOKENS, VALID_TOKENS
 
-_MIN_MEAN_WEIGHT = 1e-8  # slime does not divide weights by a mean up to this value
+_MIN_MEAN_WEIGHT = 1e-8  # slime does not divide weights by a mean of this size or smaller
 
 
 class MicroBatch(ConfiguredStep):
-    """slime's loss on one micro-batch. As in mis.py, values per sequence are repeated for each token."""
+    """slime's loss on one micro-batch. As in mis.py, a value per sequence is repeated for each of its tokens."""
 
     def __init__(self, step: Step, arguments: Arguments, version: SlimeVersion) -> None:
         super().__init__(step, {}, Correction())
@@ -39,7 +39,7 @@ class MicroBatch(ConfiguredStep):
         return self.row_sum(self.d)
 
     def ratio(self, level: str) -> Floats:
-        """Return exp of the log ratio at a level, clamped to ±20 after aggregation."""
+        """Return the ratio at a level (token, sequence or geometric). Aggregated log ratios are clamped to ±20."""
         aggregated = self.d
         if level == "sequence":
             aggregated = self.segments.spread(self.log_ratio_sum)
@@ -56,7 +56,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def raw_weights(self) -> Floats:
-        """Return the weights without a bound. slime's functions do not clamp the log ratio."""
+        """Return the weights before bounds. Only mis.py clamps log ratios."""
         if self.arguments.function == "mis":
             return self.ratio(self.arguments.tis_level)
         return exp(self.d)
@@ -83,7 +83,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def factor(self) -> float:
-        """Return the mean bounded weight before rejection, over the tokens or over means of sequences."""
+        """Return the mean bounded weight before rejection. Average tokens at level `token`, else sequence means."""
         values, count = self.row_mean(self.bounded_weights), len(self.segments)
         if self.arguments.tis_level == "token":
             values, count = self.row_sum(self.bounded_weights), self.tokens
@@ -100,7 +100,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Return the tokens whose ratio is below the veto threshold, whose logarithm is always float32."""
+        """Return flags of tokens with a ratio below the veto threshold. Its logarithm is computed in float32."""
         with np.errstate(divide="ignore", invalid="ignore"):
             threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
         return np.asarray(self.d < threshold, np.bool_)
@@ -123,7 +123,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def old(self) -> Floats:
-        """Return the log-probs of the old policy in the PPO ratio: the trainer's recomputation or the rollout's."""
+        """Return the log-probs of PPO's old policy: `rollout` with `use_rollout_logprobs`, else `train`."""
         return self.rollout if self.arguments.use_rollout_logprobs else self.train
 
     def finite(self, values: Floats) -> Floats:
@@ -152,7 +152,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def drift(self) -> Floats:
-        """Return the mean of old minus current log-prob of each sequence [S], for OPSM."""
+        """Return old minus current log-prob, averaged over each sequence, as an array [S]. OPSM uses it."""
         return self.row_mean(self.old - self.current)
 
     @cached_property
@@ -168,7 +168,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def opsm_clipfrac(self) -> Floats:
-        """Return the tokens of each sequence that OPSM masks, divided by its valid tokens [S]."""
+        """Return the share of tokens that OPSM masks in each sequence, as an array [S]."""
         drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         invalid = (self.step.all_values("advantages") < 0) & ~self.step.mask
         masked = self.row_sum(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted
@@ -176,7 +176,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def kl_loss(self) -> Floats:
-        """Return the KL of current and reference (default: rollout) in float32, unbiased by current/old."""
+        """Return the KL to the reference policy (or rollout) per token. `use_unbiased_kl` weights it by current/old."""
         reference = self.step.values("ref_log_probs") if self.step.has("ref_log_probs") else self.rollout
         importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
         return self.kl(self.current, reference, self.arguments.kl_loss_type, importance)
@@ -202,7 +202,7 @@ def _within(values: Floats, bounds: tuple[Any, Any]) -> Bools:
 
 
 def _sum_in_order(values: Floats) -> Any:
-    """Sum `values` [S] in order and in their dtype, as Python's `sum` of tensors does."""
+    """Sum `values` [S] one after another, without a wider dtype. Python's `sum` of tensors does the same."""
     return np.cumsum(values)[-1] if len(values) else values.dtype.type(0)
 
 
@@ -212,7 +212,7 @@ VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     "rollout_log_ppl": lambda c: c.segments.spread(-c.row_mean(c.rollout)),
     "rollout_ppl": lambda c: c.segments.spread(exp(-c.row_mean(c.rollout))),
     "k1": lambda c: c.rollout - c.train,
-    # Without the series near zero, to have the same rounding as slime.
+    # Computed without a series near zero, to get the same rounding as slime.
     "k3": lambda c: exp(c.d) - c.d - c.dtype.type(1),
     "log_ppl_abs_diff": lambda c: np.abs(c.log_ppl_diff),
     "ppl_ratio": lambda c: exp(c.log_ppl_diff),
@@ -246,7 +246,7 @@ VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     ).astype(c.dtype),
     "kept_weights": lambda c: (c.bounded_weights * c.kept).astype(c.dtype),
 }
-"""Values that names.yaml refers to, in addition to attributes of MicroBatch."""
+"""Functions that compute the values named in names.yaml. Other values are attributes of MicroBatch."""
 
 CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "": lambda a: True,
@@ -263,11 +263,11 @@ CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "use_kl_loss": lambda a: a.use_kl_loss,
     "use_opsm": lambda a: a.use_opsm,
 }
-"""Conditions in names.yaml."""
+"""Conditions in names.yaml, under which slime logs a metric."""
 
 _TABLES = read_metrics(__file__)
 METRICS = (*_TABLES["mis"], *_TABLES["loss"], *_TABLES["miles"])
-"""All metrics except `loss`, which is pg_loss + kl_loss_coef * kl_loss (a dump does not contain its entropy)."""
+"""All metrics except `loss`. It is computed as pg_loss + kl_loss_coef * kl_loss, because dumps lack the entropy."""
 _LOSS_VALUES = {metric.values for metric in (*_TABLES["loss"], *_TABLES["miles"])}
 
 
@@ -293,13 +293,13 @@ def _in_version(metric: LoggedMetric, version: SlimeVersion) -> LoggedMetric | N
 
 
 DOCUMENTED_NAMES: dict[str, str] = read_table(__file__, "options.yaml")["documented_names"]
-"""The metrics in slime's documentation -> the name in its code for the documented formula."""
+"""Name of a metric in slime's documentation -> name in slime's code of the metric with the documented formula."""
 
 _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
 
 
 def list_meanings(version: SlimeVersion) -> list[LoggedMetric]:
-    """List all names that a version can log, and documented names that no version logged."""
+    """List all names that a version can log, and documented names that it does not log."""
     metrics = list_metrics(version)
     whole = LoggedMetric("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT_TOKENS, "as each of the two")
     others = DOCUMENTED_NAMES.keys() - {item.name for item in metrics}
@@ -332,8 +332,8 @@ def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
 @np.errstate(over="ignore", invalid="ignore")
 def replay_step(step: Step, given: Arguments, version: SlimeVersion, micro_batch_size: int | None) -> Replay:
     lengths, anchored = step.segments.lengths, not given.use_rollout_logprobs
-    divisor, tokens = len(lengths), None  # tokens: the valid ones of each sequence's rollout [S]
-    if given.calculate_per_token_loss:  # an empty sequence counts as one token, rejection does not change the count
+    divisor, tokens = len(lengths), None  # `tokens` [S]: number of valid tokens in the rollout of each sequence
+    if given.calculate_per_token_loss:  # empty sequences count as one token, and rejected tokens count
         divisor = int(np.maximum(lengths, 1).sum())
     elif version.rollout_denominators:
         names, index = np.unique(_rollouts(step), return_inverse=True)

@@ -1,4 +1,4 @@
-"""Adapter of tinker-cookbook of 2026-08 (9dfcc3a2cf44). The Tinker server computes the losses."""
+"""Adapter of tinker-cookbook at commit 9dfcc3a2cf44 (2026-08). The Tinker server computes the losses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mismatchctl.io.scripts import PythonCall
 
 _LOSS_KEYS = ("loss_fn", "loss_fn_config")
 _REQUIRED_KEYS = {"model_name", "log_path", "dataset_builder", "max_tokens"}
-"""Other required keys of `train.Config`. Many classes are called Config and have a loss."""
+"""Required keys of `train.Config`. They distinguish it from other classes with the name Config and a loss."""
 _CLIP_RANGES = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
 class TinkerCookbook(PlainFramework):
-    """tinker-cookbook: the ratio of the current policy to the sampler, without a bound by default."""
+    """tinker-cookbook: weights are the ratio of current to rollout probability. By default, they have no bound."""
 
     forms = (
         {"loss_fn": "importance_sampling"},
@@ -69,7 +69,7 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options in a call of the configuration class, if it is this class and sets a loss."""
+    """Read the options of a call. Return None if it does not call `train.Config`, or does not set a loss."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     given = call.values(_LOSS_KEYS)

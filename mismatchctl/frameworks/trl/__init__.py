@@ -1,4 +1,4 @@
-"""Adapter of TRL's GRPO trainer, 1.10 (2026-07, f2cd57710ae3)."""
+"""Adapter of the GRPO trainer in TRL 1.10 (commit f2cd57710ae3, 2026-07)."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Trl(PlainFramework):
         return options
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return the entropy, because it needs the whole distribution of the policy. No dump has it."""
+        """Return the entropy, which no dump contains, because it depends on all tokens of the vocabulary."""
         return {"entropy": ""}
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Check a configuration. Without a key of the correction, `lint` does not report a missing correction."""
+        """Check a configuration. Report a missing `use_vllm` only if the file contains a key of the correction."""
         found = super().lint(native, unknown)
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Set the use of vLLM if Unsloth loads a model with `fast_inference=True`, which samples with vLLM."""
+        """Set `use_vllm` if the file contains `fast_inference=True`. Unsloth then samples with vLLM."""
         samples = re.search(r"\bfast_inference\s*=\s*True\b", text) is not None
         native = super().known_names(native)
         return {"use_vllm": True, **native} if samples and native.get("use_vllm") is None else native

@@ -1,4 +1,4 @@
-"""Adapter of verl: configurations, traps, configuration factories and dumps."""
+"""Adapter of verl: configurations, findings of `lint`, and dumps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ if TYPE_CHECKING:
 
 
 _MATH_SOURCE = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"
-_NEGLIGIBLE_SHIFT = 0.01  # a reversed interval whose ends move by less than this share of its width
+_NEGLIGIBLE_SHIFT = (
+    0.01  # an interval is nearly symmetric if reversing it moves its ends by less than this share of its width
+)
 
 
 def _check_keys(written: VerlConfig) -> Iterator[LintMessage]:
@@ -141,7 +143,7 @@ def _format_pure_key(version: VerlVersion) -> str:
 
 
 def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
-    """Yield findings about bypass mode in the V1 trainer, whose `_compute_old_log_prob` ignores `apply_bypass_mode`."""
+    """Yield findings about bypass mode in the V1 trainer, which only partly applies this mode."""
     root, settings, use_v1 = written.root, written.settings, written.find("trainer", "use_v1")
     # Rollout and trainer on separate nodes, where verl applies bypass mode.
     separate = "async_training" in root or (isinstance(root.get("rollout"), Mapping) and "actor_rollout_ref" in root)
@@ -183,7 +185,7 @@ def _check_veto(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
-    """Yield findings about settings that a correction requires, and about bugs of a release."""
+    """Yield findings about required settings that are missing, and about bugs in this version of verl."""
     version, settings, correction = written.version, written.settings, written.correction
     # Corrections require rollout log-probs, which are off by default until 0.8.0.
     corrects = isinstance(correction, Correction) and (correction.weight or correction.gates or written.bypasses)
@@ -204,7 +206,7 @@ def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]:
-    """Yield the findings. With `keys_only`, some values are not in the file, and no value is judged."""
+    """Yield the findings. With `keys_only`, check only the keys, because some values are not in the file."""
     yield from _check_keys(written)
     if keys_only:
         return
@@ -218,7 +220,7 @@ def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]
 
 
 class Verl(Framework):
-    """verl's rollout correction (volcengine/verl) at one of `VERSIONS`."""
+    """verl (volcengine/verl) at one of `VERSIONS`."""
 
     name = "verl"
     columns: Mapping[str, str] = read_table(__file__, "options.yaml")["columns"]
@@ -243,7 +245,7 @@ class Verl(Framework):
         return list(find_traps(VerlConfig(native, self.about), keys_only=bool(unknown)))
 
     def is_default_file(self, name: str) -> bool:
-        """Return True for a file in Hydra's `defaults:` of verl."""
+        """Return True if the file comes from verl's own Hydra configuration."""
         group, _, last = name.rpartition("/")
         if BLOCK in group or group == "algorithm":
             return last in (BLOCK, "null")
@@ -281,7 +283,7 @@ Keys = dict[str, Any]
 
 
 def _expand_factory(factory: Sequence[Any], given: Keys) -> Keys:
-    """Return the keys that a factory of factories.yaml sets, given some of its parameters."""
+    """Return the keys that a method of RolloutCorrectionConfig sets. `factory`: its entry in factories.yaml."""
     level, rejection, fixed, parameters = factory
     values = parameters | given
     made: Keys = {"rollout_is": level, "rollout_rs": rejection}
@@ -289,7 +291,7 @@ def _expand_factory(factory: Sequence[Any], given: Keys) -> Keys:
         made["rollout_is_threshold"] = values.get("is_threshold", values.get("threshold"))
     if rejection is not None:
         made["rollout_rs_threshold"] = values.get("rs_threshold", values.get("threshold"))
-    if "threshold_lower" in values:  # a factory of IcePop
+    if "threshold_lower" in values:  # a method for IcePop
         made["rollout_is_threshold"] = f"{values['threshold_lower']}_{values['threshold']}"
     names = {"rs_threshold_lower": "rollout_rs_threshold_lower", "veto_threshold": "rollout_token_veto_threshold"}
     made |= {key: values[name] for name, key in names.items() if name in values}
@@ -301,7 +303,7 @@ def read_call(call: PythonCall) -> Keys:
         raise ConfigError(f"line {call.line}: {call.computed[0]} must be passed by keyword, with a constant value")
     if call.brings_more:
         raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
-    if not call.function:  # the class itself, with its default in Python
+    if not call.function:  # a call of the class itself, whose default differs from the YAML
         return {BLOCK: call.given if call.partial else {"rollout_is": "sequence"} | call.given}
     every = read_table(__file__, "factories.yaml").values()
     known = [factories[call.function] for factories in every if call.function in factories]

@@ -30,14 +30,14 @@ Dialect = Literal["flat", "ratio", "estimator"]
 
 @dataclass(frozen=True, kw_only=True)
 class VerlVersion(CodeVersion):
-    """One version of verl's rollout correction, named by month, or by day if the month has a later version."""
+    """One version of verl's rollout correction. Its name is a month, or a day if that month has several versions."""
 
-    dialect: Dialect  # `flat` (keys of `algorithm`), or `rollout_correction` with rejection by ratio or by k1, k2, k3
+    dialect: Dialect  # `flat`: keys of `algorithm`. Others: keys of `rollout_correction`. `estimator`: k1, k2, k3
     keys: Mapping[str, object]  # keys of its configuration, with the defaults in verl's YAML
     prefix: str = "rollout_corr/"  # prefix of the logged names
     zeroes_rejected: bool = False  # True if rejection sets weights to 0, and `rollout_is: false` disables it
     normalizes: bool = False  # True if weights can be normalized over the batch
-    normalizes_empty: bool = False  # True if empty sequences count in that mean
+    normalizes_empty: bool = False  # True if empty sequences count in the mean of the weights
     empty_loss_is_nan: bool = False  # True if a micro-batch without kept tokens has the loss nan
     icepop: bool = False  # True if a threshold "lo_hi" sets weights outside to 0
     measures_applied: bool = False  # True if metrics of weights describe bounded weights
@@ -61,7 +61,7 @@ class VerlVersion(CodeVersion):
 
     @property
     def names_loss(self) -> bool:
-        """Return True if bypass mode has an option for the loss. In these versions, every loss applies rejection."""
+        """Return True if bypass mode has an option for the loss. In such versions, every loss applies rejection."""
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
@@ -84,7 +84,7 @@ KEYS = frozenset(key for version in VERSIONS for key in version.keys)
 
 
 def find_version(word: str) -> VerlVersion:
-    """Find a version by name, commit, date or release. An unknown release is read as the nearest earlier release."""
+    """Find a version by name, commit, date or release. For an unknown release, return the nearest earlier release."""
     if not re.fullmatch(r"v?\d+\.\d+(\.\d+)?\w*", word):
         return find_dated_version("verl", VERSIONS, word)
     word = word.removeprefix("v")
@@ -104,19 +104,19 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
-"""The second place of the same keys for the V1 trainer of 2026."""
+"""Path of a second block with the same keys, which the V1 trainer of 2026 reads."""
 ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
-"""The place of the weights' bound, above 0, before verl had rollout corrections."""
+"""Path of the option that bounded weights before verl had rollout corrections. Values up to 0 meant off."""
 
 _FULL_CONFIG_SECTIONS = frozenset({"actor_rollout_ref", "trainer"})
 """Sections that only a full verl configuration has."""
 _COMMON = frozenset({"loss_type", "bypass_mode"})
-"""Keys of the block that other sections also have."""
+"""Keys of the block that also exist in other sections."""
 _RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}
-"""rLLM's names of verl's keys."""
+"""rLLM's name of a key -> verl's name."""
 
 _REPLACEMENTS = read_table(__file__, "options.yaml")["replacements"]
-"""Replacements for removed keys."""
+"""Removed keys -> what to write instead."""
 
 
 def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...]:
@@ -129,11 +129,11 @@ def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...
 
 
 _HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_")
-"""Keys of Hydra that name the class of a section."""
+"""Hydra's own keys, which may be in any section."""
 
 
 def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:
-    """Return correction keys that this version does not read, and misspelled keys. Other keys are not checked."""
+    """Yield misspelled keys, and correction keys that this version does not read. Ignore all other keys."""
     path = find_path(native, version)
     names = [key for key in (*version.keys, BLOCK) if key not in _COMMON]
     for depth in range(len(path) + 1):
@@ -169,7 +169,7 @@ def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explain_key(key: str, version: VerlVersion) -> str:
-    """Return the versions that read a key, and the key to use in this version."""
+    """Return a text that says which versions read a key, and which key to use instead."""
     names = [other.name for other in VERSIONS if key in other.keys]
     clauses = (
         [f"verl@{names[0]} does" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]} do"] if names else []
@@ -221,7 +221,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """Create a Correction that verl applies with the fields in `left`, and logs as measured."""
+    """Create a Correction that verl logs as `measured` but applies without weights. `left`: other changed fields."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured
@@ -229,7 +229,7 @@ def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
 
 
 def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of 2025-10. Before #3915, rejected tokens get weight 0 and count in the denominators."""
+    """Read the keys of verl 2025-10. Before PR #3915, rejected tokens get weight 0 and count in the denominators."""
     upper = _read_number(settings, "rollout_is_threshold")
     name = f"verl-{version.name}"
     if upper is None:
@@ -258,7 +258,7 @@ def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
 
 
 def _read_block(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of `rollout_correction`: weights, and rejection by a ratio and veto or (2026) by k1, k2 or k3."""
+    """Read the keys of `rollout_correction`. Versions of 2026 reject by k1, k2 or k3, earlier versions by the ratio."""
     loss, source = _read_loss(settings, version)
     weight, by_ratio = None, version.dialect == "ratio"
     key, level = "rollout_is_threshold", settings["rollout_is"]
@@ -311,7 +311,7 @@ def _read_loss(settings: Mapping[str, Any], version: VerlVersion) -> tuple[LossN
 
 
 def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
-    """Parse (upper, lower) from a number, from "2.0", or from IcePop's "lo_hi". As in Python, "1_000" means 1 to 0."""
+    """Parse (upper, lower) from a number, from "2.0", or from "lower_upper" (IcePop). So "1_000" is not 1000."""
     key = "rollout_is_threshold"
     if isinstance(value, bool):
         raise TypeError(f"{key} must be specified as a float or a string threshold specification, not a boolean.")
@@ -335,7 +335,7 @@ def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
 
 
 def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple[Gate, ...]:
-    """Parse gates from comma-separated options, with one threshold per option or one for all."""
+    """Parse gates from comma-separated options. There is one threshold per option, or one for all options."""
     key, value = "rollout_rs_threshold", settings["rollout_rs_threshold"]
     if settings["rollout_rs"] is None:
         return ()
@@ -365,7 +365,7 @@ def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple
 
 
 def _parse_rejection(option: str, text: str, source: RatioSource) -> Gate:
-    """Parse one option. A threshold "lo_hi" for k1 bounds rollout/train, because k1 is rollout minus train."""
+    """Parse one option. For k1 (rollout minus train log-prob), a threshold "lower_upper" bounds rollout/train."""
     statistic, level = RS_OPTIONS[option]
     if statistic == "k1":
         low, separator, high = text.partition("_")
@@ -420,7 +420,7 @@ def _check_positive(key: str, settings: Mapping[str, Any]) -> None:
 
 
 def _build_rule(kind: type[Model], **fields: Any) -> Model:
-    """Create a rule without validation, because verl accepts an empty interval or nan."""
+    """Create a rule even if it is not valid. verl accepts empty intervals and nan."""
     try:
         return kind(**fields)
     except ValidationError:
@@ -433,7 +433,7 @@ def _make_veto(threshold: float, source: RatioSource, version: VerlVersion) -> G
 
 @dataclass(frozen=True)
 class VerlConfig:
-    """A configuration as the user wrote it."""
+    """A user's configuration, with the values written in the file."""
 
     root: Mapping[str, Any]  # the whole configuration
     version: VerlVersion  # the version that reads it
@@ -458,7 +458,7 @@ class VerlConfig:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Return the keys with a number in quotes. In 2026, verl accepts strings as thresholds."""
+        """Return the keys whose threshold is a number in quotes. verl of 2026 accepts such strings, so return []."""
         if self.version.dialect == "estimator":
             return []
         return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]
@@ -516,13 +516,13 @@ def find_rs_option(gate: Gate) -> str:
 
 
 def split_gates(correction: Correction) -> tuple[tuple[Gate, ...], float | None]:
-    """Return rollout_rs (at most one gate before 2026), and the threshold of the veto before 2026."""
+    """Return the gates for `rollout_rs`, and the threshold of the veto. Versions before 2026 support only one gate."""
     vetoes = [gate.keep[0] or 0.0 for gate in correction.gates if gate.level == "min"]
     return tuple(gate for gate in correction.gates if gate.level != "min"), max(vetoes, default=None)
 
 
 def measured_correction(correction: Correction) -> Correction:
-    """Return the correction that verl computes and logs. It may apply only a part."""
+    """Return the correction that verl computes and logs. verl may apply only a part of this correction."""
     return correction._measured if isinstance(correction, UnappliedCorrection) else correction
 
 
@@ -552,7 +552,7 @@ def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, 
 
 
 def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
-    """Convert a bound on train/rollout to a bound on k1, or back, if the version needs it."""
+    """Convert a gate on the ratio to k1, or a gate on k1 to the ratio, if the version only supports the other one."""
     low, high = gate.keep
     if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVELS and high:
         keep = (-math.log(high), -math.log(low) if low else math.inf)
@@ -568,7 +568,7 @@ def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
 
 
 def _write(correction: Correction, version: VerlVersion) -> dict[str, Any]:
-    """Write the keys of a correction. Rules that the version does not support are written as similar keys."""
+    """Return the keys for a Correction. For rules that the version does not support, return similar keys."""
     weight, loss, (rejections, veto) = correction.weight, correction.loss, split_gates(correction)
     if version.dialect == "flat":
         if weight is None:
@@ -618,7 +618,7 @@ def _format_exp(logarithm: float) -> str:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version that fits a configuration best (the newest of equals), or None without a correction key."""
+    """Return the newest of the versions that fit a configuration best. Without a correction key, return None."""
     native = with_rllm(native)
     outer = find_value(native, "algorithm")
     nested = BLOCK in (outer if isinstance(outer, Mapping) else native)
@@ -632,7 +632,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> tuple[int, int]:
-    """Return the number of known keys, and 0 if the version rejects them, 1 if they have no effect, or 2."""
+    """Return the number of known keys, and their effect: 0 if the version refuses them, 1 if none, else 2."""
     section = find_value(native, *find_path(native, version))
     known = section.keys() & version.keys.keys() if isinstance(section, Mapping) else set()
     if section is native:  # other frameworks have a loss_type too, and the flat rollout_is is a switch, not a level

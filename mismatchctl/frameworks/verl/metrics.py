@@ -1,4 +1,4 @@
-"""Metrics of verl's helper: statistics of a batch, logged names, weights and rejection."""
+"""Compute the weights, rejection and logged metrics of verl's rollout correction."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def float32_log(threshold: float) -> float:
 
 
 def over_tokens(sample: ConfiguredStep, values: Values, level: str) -> Values:
-    """Repeat the values of rows [S] for their tokens [T]. Values of tokens stay as they are."""
+    """Repeat a value per row [S] for each of its tokens [T]. At level `token`, return the values unchanged."""
     return values if level == "token" else sample.segments.spread(values)
 
 
 def mean_in_dtype(values: Values) -> Floats:
-    """Return the mean in the dtype of the values. As in verl, booleans are averaged in float32."""
+    """Return the mean in the dtype of the values. As in verl, the mean of booleans is float32."""
     dtype = np.dtype(np.float32) if values.dtype == np.bool_ else values.dtype
     total = np.asarray(values.sum(dtype=np.float64), dtype)
     return np.asarray(total / np.asarray(max(len(values), 1), dtype))
 
 
 def _population_std(values: Floats) -> float:
-    """Return the population standard deviation from the mean of squares. As in verl, small values lose digits."""
+    """Compute the standard deviation as the root of E[x^2] - E[x]^2. As in verl, small deviations are inexact."""
     if len(values) <= 1:
         return 0.0
     variance = mean_in_dtype(values * values) - mean_in_dtype(values) ** 2
@@ -58,7 +58,7 @@ def _population_std(values: Floats) -> float:
 
 
 def _ess(values: Floats) -> float:
-    """Return the ESS as a share of the tokens, from weights that are divided by their mean."""
+    """Return the ESS, between 0 and 1. As in verl, the weights are first divided by their mean."""
     normalized = values / (mean_in_dtype(values) + np.asarray(1e-8, values.dtype))
     squares = float(mean_in_dtype(normalized * normalized))
     if squares == 0:
@@ -78,11 +78,11 @@ REDUCTIONS: dict[str, Callable[[Values], Any]] = {
 
 
 Measured = dict[str, Values]
-"""Values of all tokens [T] or rows [S] by the names that names.yaml refers to."""
+"""Names in names.yaml -> their values for all tokens [T] or all rows [S]."""
 
 
 def _measure_distance(sample: ConfiguredStep) -> Measured:
-    """Measure the distance between the two policies. Values are not clamped unless stated."""
+    """Compute distances between the two policies. Only the squared ratios are clamped."""
     x, train, rollout = sample.d, -sample.row_mean(sample.train), -sample.row_mean(sample.rollout)
     return {
         "train_log_ppl": train,
@@ -105,9 +105,9 @@ def _measure_ratio(
     level: str,  # token, sequence or geometric
     lower: float,  # weights below this count as low
     upper: float,  # weights above this count as high, and are truncated to it
-    zero: bool = False,  # weights outside become 0 (IcePop) instead of being truncated
+    zero: bool = False,  # True if weights outside the bounds become 0 (IcePop)
 ) -> Measured:
-    """Measure the ratio at a level. Ratios of rows are compared as logarithms, with a float32 threshold."""
+    """Compute the ratio at a level. For rows, compare its logarithm with the float32 logarithm of the threshold."""
     token = level == "token"
     x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))
@@ -143,14 +143,14 @@ def _measure_ratio(
 
 
 def _measure_veto(sample: ConfiguredStep, threshold: float | None) -> Measured:
-    """Measure the tokens whose unclamped ratio is below a threshold. One such token rejects its row."""
+    """Find the tokens whose unclamped ratio is below a threshold. One such token rejects its row."""
     below = np.zeros(len(sample.train), np.bool_) if threshold is None else sample.d < float32_log(threshold)
     rows = sample.segments.sum(below) > 0
     return {"catastrophic": below, "row_vetoed": rows, "rejected": sample.segments.spread(rows)}
 
 
 def _measure_estimate(sample: ConfiguredStep, gate: Gate) -> Measured:
-    """Measure k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated. nan rejects all tokens."""
+    """Compute k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated. Reject NaN."""
     y, (lower, upper) = clamp_log_ratio(sample.d), gate.bounds
     per_token = -y if gate.statistic == "k1" else 0.5 * y**2 if gate.statistic == "k2" else exp(y) - 1 - y
     reduce = {"sum": sample.row_sum, "mean": sample.row_mean, "max": sample.row_max}.get(gate.level)
@@ -180,13 +180,13 @@ Tables = tuple[str, ...]
 
 
 def _weight_tables(level: str, version: VerlVersion) -> Tables:
-    """Return the tables of weights. Geometric fractions count tokens in #3915 of 2025-10, and rows since #3984."""
+    """Return the tables with metrics of weights. Geometric fractions count tokens in 2025-10, later rows."""
     kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
     return "weights", f"{kind}_weights"
 
 
 def _factor_table(level: str, version: VerlVersion) -> str:
-    """Return the mean that divides the weights. #4070 includes empty rows, which lower the mean. #3980 does not."""
+    """Return the table with the mean of the weights that normalizes them. Only PR #4070 counts empty rows as 0."""
     return f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor"
 
 
@@ -196,7 +196,7 @@ def _estimate_tables(statistic: str, level: str) -> Tables:
 
 
 def _off_policy_tables(version: VerlVersion) -> tuple[Tables, str]:
-    """Return the tables of the policies' distance, which all configurations log, and their prefix."""
+    """Return the tables that every configuration logs (distances of the policies), and the prefix of their names."""
     flat = version.dialect == "flat"
     return (("off_policy",), f"{version.prefix}mismatch_") if flat else (("off_policy", "chi2"), version.prefix)
 
@@ -226,7 +226,7 @@ _REDUCTION_WORDS = {
 
 
 def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
-    """List every name that a version can log, once per configuration with a different meaning."""
+    """List every name that a version can log. A name with several meanings is listed once per meaning."""
     bases = {"weight": BOUNDED_WEIGHTS} if version.measures_applied else {}
     bases |= {"high": "ratios, which mask mode rejects by the same thresholds"} if version.dialect == "flat" else {}
     return [
@@ -237,7 +237,7 @@ def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
             quantity=f"{row.quantity}, less 1" if row.reduction == "mean - 1" else row.quantity,
             over=VALID_TOKENS if version.zeroes_rejected and row.over == "kept" else _SCOPE_WORDS[row.over],
             reduction=_REDUCTION_WORDS.get(row.reduction, row.reduction),
-            # These names describe the ratios that rejection compares, instead of weights.
+            # Under this prefix, names describe the ratios of a gate instead of weights.
             like=None if prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction") else row.like,
             basis=bases.get(row.values, row.basis),
         )
@@ -248,7 +248,7 @@ def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
 
 
 def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Tables, str, str]]:
-    """Iterate over the tables of names, with their prefix and the condition for logging."""
+    """Yield tables of names.yaml, each with the prefix of its names and the condition under which verl logs them."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     yield *_off_policy_tables(version), ""
     key, levels = ("rollout_is_level", _LEVELS) if version.dialect == "flat" else ("rollout_is", _LEVELS[:2])
@@ -276,7 +276,7 @@ _DEBUG_PREFIX = "training/rollout_"
 
 
 def _measure_debug(train: Floats, rollout: Floats) -> dict[str, float]:
-    """Compare probabilities of the valid tokens [T]. Undefined values are nan, as in verl."""
+    """Compare the two probabilities of each valid token [T]. As in verl, undefined values are NaN."""
     ours, theirs = exp(train), exp(rollout)
     apart = np.abs(ours - theirs).astype(np.float64)
     a, b = (side.astype(np.float64) - side.astype(np.float64).mean() for side in (ours, theirs))
@@ -291,16 +291,16 @@ _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by a smaller mean
 
 
 _Outcome = tuple[Floats | None, Bools, dict[str, float]]
-"""Final weights of the valid tokens [T] (None without weights), the kept ones [T], and logged values."""
+"""Final weights [T] (None without weights), flags of kept tokens [T], and logged values."""
 
 
 def replay_step(
     step: Step, correction: Correction, version: VerlVersion, micro_batch_size: int | None, *, applied: bool
 ) -> Replay:
-    """Compute what verl's helper computes for the rows of one training step.
+    """Compute weights, kept tokens and metrics of one training step, as verl does on one rank.
 
-    Bypass corrections compare current_log_probs with rollout_log_probs. An actor (one rank here) corrects each
-    micro-batch separately, and logs means over micro-batches (until 2026, also extremes of some names).
+    In bypass mode, verl compares current_log_probs with rollout_log_probs. It corrects each micro-batch separately, and
+    logs means over micro-batches. Before 2026, it logs the largest or smallest value for names with max or min.
     """
     if correction.loss == "ppo":
         replay = _replay_batch(step, correction, version, "train_log_probs", applied)
@@ -343,7 +343,7 @@ def _measure_off_policy(sample: ConfiguredStep, version: VerlVersion) -> dict[st
 
 
 def _compute_flat(sample: ConfiguredStep, correction: Correction, version: VerlVersion) -> _Outcome:
-    """Compute the correction of 2025-10: one ratio and two thresholds."""
+    """Compute the correction of verl 2025-10, which has one ratio and two thresholds."""
     weight, kept = correction.weight, np.ones(len(sample.train), np.bool_)
     rejections, threshold = split_gates(correction)
     if weight is None:
@@ -392,7 +392,7 @@ def _compute_rejections(
 def _compute_weights(
     sample: ConfiguredStep, weight: Weight | None, version: VerlVersion
 ) -> tuple[Floats | None, dict[str, float], dict[str, float]]:
-    """Compute the final weights, their metrics before normalization, and the normalization factor by name."""
+    """Return the final weights, the metrics of weights before normalization, and the logged normalization factor."""
     if weight is None:
         return None, {}, {}
     (low, upper), zero = weight.bounds, weight.zero is not None
