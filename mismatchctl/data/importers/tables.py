@@ -89,7 +89,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def as_dump(table: pa.Table, path: Path) -> pa.Table:
-    """Return a table as a dump. If float32 numbers were written as text, they are read as float32 again."""
+    """Return a table as a dump. A float64 column becomes float32 if no value changes."""
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
     if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
         remedy = f"add the trainer's side: --rollout {path.name} --train TRAINER_FILE --on id"
