@@ -82,7 +82,7 @@ float_to_bits = _make_bitcast(float32, int32)
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Write the indices of zeros among one-bit levels of a page to `out`. Return their number, or -1 for bad data."""
+    """Decode one-bit levels of a Parquet page. Write the indices of zeros to `out`, and return their number or -1."""
     done = found = 0
     while done < count:
         header: Any = int64(0)

@@ -41,7 +41,7 @@ def escape_terminal(text: str) -> str:
 
 
 def escape_markdown(text: str, *, code: bool = False) -> str:
-    """Escape text for a Markdown table cell, or for a code span in it. @mentions and addresses do not become links."""
+    """Escape text for a Markdown table cell, or for code in a cell. @mentions and addresses do not become links."""
     text = escape_terminal(text)
     if code:
         return text.replace("|", "\\|").replace("`", "'")
@@ -68,7 +68,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def shorten_for_cell(text: str) -> str:
-    """Escape `text` and shorten long parts without a space in the middle, so that the column stays narrow."""
+    """Escape `text` and cut out the middle of long words, so that the column stays narrow."""
     return _LONG_WORD.sub(r"\1…\2", escape_terminal(text))
 
 

@@ -157,6 +157,6 @@ def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floa
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """Return flags of the tokens that OPSM masks: A is negative, and the sequence has a drift above `delta`."""
+    """Return flags of the tokens that OPSM masks: negative advantages in sequences whose drift is above `delta`."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

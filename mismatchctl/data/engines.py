@@ -43,7 +43,7 @@ Shard = tuple[ReadUnit, ...]
 
 
 class Engine(Protocol):
-    """Runs work on shards."""
+    """Runs a computation on the shards of a dump."""
 
     def map(self, work: Work, dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
         """Yield the result of each shard in the given order."""

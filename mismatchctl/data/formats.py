@@ -277,7 +277,7 @@ def _object_array(values: list[Any]) -> NDArray[Any]:
 
 
 def find_changes(array: pa.Array) -> Bools:
-    """Return a flag per value, except for the first: True if it differs from the previous value. NaN equals NaN."""
+    """Return a flag for each value but the first: True if it differs from the previous value. NaN equals NaN."""
     import pyarrow.compute as pc
 
     if pa.types.is_floating(array.type):  # the encoder compares bits: make all zeros and all NaN equal

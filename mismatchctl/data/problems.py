@@ -119,7 +119,7 @@ def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str
 def describe_lengths(
     column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """If `apart`, the difference of the lengths in each row, is constant: describe the difference, and a remedy."""
+    """Return a description and a remedy if the lengths differ by the same number (`apart`) in all rows."""
     if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
         return None
     count = abs(int(apart[0]))

@@ -130,7 +130,7 @@ class _ByteBudget:
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return the limits for a file of `size` bytes. They allow more bytes, since tensors can share bytes."""
+        """Return the limits for a file of `size` bytes. They exceed `size`, since tensors can share bytes."""
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:

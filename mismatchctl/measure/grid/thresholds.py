@@ -23,7 +23,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class BlockParts:
-    """The division of a block's sequences into parts, which are micro-batches or clusters."""
+    """A division of a block's sequences into parts. Each part is a micro-batch or a cluster."""
 
     index: Ints  # part of each sequence [S]
     count: int  # number of parts, each with at least one sequence
@@ -96,7 +96,7 @@ class BlockColumns:
     terms: dict[str, list[Term]] = field(default_factory=dict)
 
     def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
-        """Return a column at each point of the grid. `sums` contains the columns that it consists of."""
+        """Return a column at each point of the grid. `sums` contains the columns whose sum it is."""
         if name not in self.terms:
             return self._at_points(sums[name])
         parts = []
@@ -406,7 +406,7 @@ CLUSTER_COLUMNS = (
 
 
 class GridLayout:
-    """Stores arrays with the axes of a grid in the columns of a table."""
+    """Stores arrays in the columns of a table. An array has the axes of a grid."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes

@@ -470,7 +470,7 @@ class GroupMerger(ABC, Generic[CellT]):
 
 @dataclass
 class RunTotals:
-    """Final sums and metrics of a run: per step, and of all steps together."""
+    """Final sums and metrics of a run, for each step and for all steps together."""
 
     steps: list[LabelValue] = field(default_factory=list)  # steps in the order in which they were evaluated
     groups: list[EstimateRow] = field(default_factory=list)  # metrics of the steps in the same order, in parts

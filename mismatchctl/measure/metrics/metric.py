@@ -25,7 +25,7 @@ _MEAN_SQUARE_ERROR = 0.1  # limit of the squared relative error of a mean square
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """A scale on which the interval of a metric is symmetric, such as a logarithm."""
+    """A scale on which the interval of a metric is symmetric, such as a logarithmic scale."""
 
     transform: Callable[[Any], Any]  # transforms a value to the scale
     slope: Callable[[Any], Any]  # derivative of `transform`
