@@ -274,7 +274,7 @@ class Growth(FiniteModel):
 def fit_growth(
     labels: Sequence[Label], values: Sequence[float | None], errors: Sequence[float | None], metric: str = "k3"
 ) -> Growth:
-    """Fit a jump or a ramp to the values of a metric. It counts as a change if it is significant."""
+    """Fit a jump or a ramp to the values of a metric. The fit counts as a change if it is significant."""
     known = [i for i, value in enumerate(values) if value is not None]
     positive = [i for i in known if (values[i] or 0.0) > 0]
     count, last = len(known), values[known[-1]] if known else None
@@ -481,7 +481,7 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return which part of each change is complete at each position. A ramp that ends at the last step goes on."""
+        """Return which part of each change is complete at each position. A ramp to the last step continues after it."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1

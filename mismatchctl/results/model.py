@@ -255,7 +255,7 @@ class Groups(FiniteModel):
 
 
 class Distribution(FiniteModel):
-    """Histogram of the log ratio (train minus rollout, nats): number of tokens and sum of K3 between two `edges`."""
+    """Histogram of the log ratio (train minus rollout, nats): tokens and sum of K3 between neighboring `edges`."""
 
     edges: list[float]
     tokens: list[Count]
@@ -404,8 +404,8 @@ class RunContent(FiniteModel):
         loud: share of these masked tokens whose |log ratio| is larger than the |log ratio| of 99.9% of the valid
             tokens.
         holes: share of masked tokens between the first and the last valid token of their row.
-        clipped: share of the valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both
-            sides if that share is larger. 0 if chance explains this share.
+        clipped: share of the valid tokens with exactly the largest |log ratio|, or share with the lowest log-prob on
+            both sides. The larger of these two shares, or 0 if chance explains it.
         doubts: causes with high confidence which mean that a column does not contain what its name says.
         vocabulary: number of tokens by token id modulo 64. `id_p95` is the 95% quantile of the ids.
         responses: hash of all responses, if all rows have token ids. It does not depend on the order of the rows.
