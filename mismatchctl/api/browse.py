@@ -95,7 +95,7 @@ def _find_file(dump: Dump, path: str) -> DumpFile:
             "several files of the dump have this name" if same else "the dump does not contain a file of this name"
         )
         raise DataError(
-            problem, file=path, remedy="write the file and the row of the sequence, as in dump/step_3.parquet:17"
+            problem, file=path, remedy="pass a file of the dump and a row number, as in dump/step_3.parquet:17"
         )
     return same[0]
 
@@ -158,7 +158,7 @@ def apply_corrections(
 
 def _apply_to_row(correction: Correction, row: SequenceRow) -> CorrectedBlock:
     if lacking := row.batch.missing_columns(correction.needed_columns):
-        raise ConfigError(f"{correction.name} needs {', '.join(lacking)}, which the dump does not contain")
+        raise ConfigError(f"correction {correction.name}: the dump lacks the column {', '.join(lacking)}")
     return apply_correction(correction, compute_ratios(row.batch, correction.sources), row.batch)
 
 

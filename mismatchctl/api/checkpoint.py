@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError:
     raise ConfigError(_INSTALL_HINT) from None
 except Exception as error:  # a broken installation may raise any error
-    raise ConfigError(f"scoring needs torch, which cannot be loaded ({first_error_line(error)})") from error
+    raise ConfigError(f"scoring needs torch, but torch cannot be imported ({first_error_line(error)})") from error
 
 CheckpointDtype = Literal["float32", "float64"]
 POSITIONS_PER_BLOCK = 512
@@ -51,8 +51,7 @@ class Checkpoint:
             ) from error
         if lacking := sorted(loaded["missing_keys"]):  # transformers fills missing weights with random numbers
             raise ConfigError(
-                f"{folder}: {lacking[0]} is one of {len(lacking)} model weights that config.json requires and the "
-                "checkpoint lacks"
+                f"{folder}: the checkpoint lacks {len(lacking)} weights that config.json requires, such as {lacking[0]}"
             )
         self._device = _choose_device(device)
         self._model = model.to(self._device).eval()
@@ -105,5 +104,5 @@ def _choose_device(name: str) -> torch.device:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {name}: the device is not available: {first_error_line(error)}") from error
+        raise ConfigError(f"--device {name}: this device is not available: {first_error_line(error)}") from error
     return device

@@ -153,8 +153,8 @@ def make_memory_table(source: object, title: str = "the table in memory", number
         message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last text names the column
         why = str(message).partition("\n")[0]
         raise ConfigError(f"cannot convert {kind_of(source)} to a table: {why}") from None
-    wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
-    raise ConfigError(f"expected {wanted} as a dump, found {kind_of(source)}")
+    wanted = "a path, a table (polars, pandas or Arrow) or a mapping of columns"
+    raise ConfigError(f"a dump must be {wanted}, found {kind_of(source)}")
 
 
 def _convert_to_arrow(source: object) -> pa.Table | None:
@@ -166,7 +166,7 @@ def _convert_to_arrow(source: object) -> pa.Table | None:
     if isinstance(source, pl.DataFrame):
         odd = next((name for name, kind in source.schema.items() if kind == pl.Object), None)
         if odd is not None:
-            raise ConfigError(f"{odd}: expected numbers, strings or lists of them, found Python objects")
+            raise ConfigError(f"column {odd}: expected numbers, strings or lists, found Python objects")
         return source.to_arrow(compat_level=pl.CompatLevel.oldest())
     if isinstance(source, pa.Table):
         return source
@@ -192,11 +192,11 @@ def _convert_columns(columns: Mapping[object, object]) -> pa.Table:
 
     names = _check_names(columns)
     if twice := [name for name in names if SHORT_NAMES.get(name, name) != name and SHORT_NAMES[name] in columns]:
-        raise ConfigError(f"{twice[0]} is short for {SHORT_NAMES[twice[0]]}; pass only one of them")
+        raise ConfigError(f"{twice[0]} and {SHORT_NAMES[twice[0]]} are the same column; pass only one of them")
     arrays = {SHORT_NAMES.get(name, name): _convert_column(columns[name], name) for name in names}
     rows = {name: len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1:
-        raise ConfigError(f"columns differ in number of rows: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
+        raise ConfigError(f"the numbers of rows differ: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
     return pa.table(arrays)
 
 
@@ -223,7 +223,7 @@ def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
         return pa.array(values.tolist())
     if isinstance(values, (list, tuple, range)) and (not values or np.ndim(values[0]) == 0):
         if odd := next((value for value in values if type(value) is object), None):
-            raise ConfigError(f"{name}: expected numbers, strings or lists of them, found {kind_of(odd)}")
+            raise ConfigError(f"column {name}: expected numbers, strings or lists, found {kind_of(odd)}")
         return pa.array(list(values))
     layout = TensorLayout.from_values(values, name)
     flat = layout.flat()
@@ -249,7 +249,7 @@ def parse_corrections(given: object) -> list[Correction]:
         return read_corrections(given) if Path(given).suffix in (".yaml", ".yml", ".toml") else [find_preset(given)]
     if isinstance(given, Iterable):
         return [correction for one in list_in_order(given) for correction in parse_corrections(one)]
-    raise ConfigError(f"a correction is a name, a Correction, a mapping or a file, not {kind_of(given)}")
+    raise ConfigError(f"expected a correction (a name, a Correction, a mapping or a file), found {kind_of(given)}")
 
 
 def single_correction(given: object) -> Correction:
@@ -278,8 +278,8 @@ def check_columns(given: object) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"columns: expected a mapping from columns of the dump to names, found {kind_of(given)}")
-    list_texts([*given, *given.values()], "columns: give names")
+        raise ConfigError(f"columns: expected a mapping such as {{'rollout_log_probs': 'x'}}, found {kind_of(given)}")
+    list_texts([*given, *given.values()], "columns: pass names of columns")
     return {str(column): str(name) for column, name in given.items()}
 
 
@@ -301,7 +301,7 @@ def check_number(name: str, value: object) -> None:
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         near = suggestion(value, known) if isinstance(value, str) else ""
-        raise ConfigError(f"{name}: give {' or '.join(map(repr, known))}, not {value!r}{near}")
+        raise ConfigError(f"{name}: pass {' or '.join(map(repr, known))}, not {value!r}{near}")
 
 
 @contextmanager

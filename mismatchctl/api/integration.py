@@ -54,8 +54,8 @@ class Edit:
         at = self.find(text)
         if at is None:
             raise ConfigError(
-                f"no text matches the regular expression `{self.before or self.after}`, so the place for the code was "
-                "not found. Insert it by hand, or use the framework's version in docs/integrations"
+                f"the place for the code was not found: no text matches `{self.before or self.after}`. Insert the code "
+                "by hand, or install the version of the framework in docs/integrations"
             )
         following = next((line for line in text[at:].splitlines() if line.strip()), "")
         indent = " " * (len(following) - len(following.lstrip()))
@@ -106,9 +106,8 @@ class Integration:
                 return edits
         wanted = " or ".join(file or edits[0].title for file, edits in files.items())
         raise ConfigError(
-            f"{path}: this file does not contain the lines at which the code is inserted. The code "
-            f"belongs in {wanted} ({self.name} "
-            f"{self.tried}). Pass that file, or insert the code by hand: `mismatchctl init {self.name}` prints it"
+            f"{path}: the place for the code was not found in this file. In {self.name} {self.tried}, the code belongs "
+            f"in {wanted}. Pass that file, or insert the code by hand: `mismatchctl init {self.name}` prints it"
         )
 
 
@@ -119,8 +118,8 @@ def read_integration(name: str) -> Integration:
     found = known.get(re.sub("[-_ .]", "", name.lower()))
     if found is None:
         raise ConfigError(
-            f"unknown framework {name!r}{suggestion(name, places)}. The names are {', '.join(places)}, "
-            "and ci for a CI job"
+            f"unknown framework {name!r}{suggestion(name, places)}. Write ci for a CI job, or one of "
+            f"{', '.join(places)}"
         )
     place = places[found]
     overrides = place.get("overrides")
@@ -190,7 +189,7 @@ def patch_text(text: str, edits: Iterable[Edit]) -> str:
     try:
         ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"the patch would make the file invalid Python ({error})") from None
+        raise ConfigError(f"with the inserted code, the file would not be valid Python ({error})") from None
     return text
 
 

@@ -195,7 +195,7 @@ def sweep(
     """
     check_count("batch", batch)
     if vary is not None and not (isinstance(vary, Mapping) and vary):
-        raise ConfigError("vary: expected a mapping from a field of the correction to values")
+        raise ConfigError("vary: expected a mapping such as {'weight.truncate': '1.5:4:20'}")
     list_texts([*(vary or ())], "vary: fields must be strings")
     lengths = [at_length] if isinstance(at_length, int) else list(at_length)
 
@@ -433,7 +433,7 @@ def _list_dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None
         raise ConfigError(f"{next(iter(given))}: pass dumps or arrays, not both")
     for name in ("rollout", "train") if given else ():
         if name not in given:
-            raise ConfigError(f"give {name} too: rollout and train are required, mask is optional")
+            raise ConfigError(f"missing {name}: rollout and train are required, mask is optional")
     if given:
         return list_sources([given])
     found = list_sources(sources)
@@ -444,7 +444,7 @@ def _list_dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None
             from mismatchctl.frameworks.registry import load_presets
 
             if source in load_presets():
-                raise ConfigError(f"{source} is a preset, not a dump: pass it by keyword, as corrections or correction")
+                raise ConfigError(f"{source} is a preset, not a dump; pass it as corrections or correction")
     return found
 
 

@@ -114,8 +114,8 @@ def _batch_gates(corrections: Iterable[Correction]) -> list[Gate]:
         for number, gate in enumerate(correction.gates):
             if gate.over == "batch" and number and gate.sees == "remaining":
                 raise ConfigError(
-                    f"correction {correction.name}: gate {number} (over: batch) depends on the tokens that earlier "
-                    "gates keep, which are not known while a dump is read. Put this gate first, or set sees: original"
+                    f"correction {correction.name}: only the first gate can have both `over: batch` and "
+                    f"`sees: remaining`. Put gates.{number} first, or write `sees: original` in it"
                 )
             if gate.over == "batch":
                 gates[gate] = None

@@ -89,8 +89,8 @@ class SequencePiece:
         return segments, x, self.batch[MASK_COLUMN].flatten().cast(pa.int8()).to_numpy() == 1
 
 
-_CHECKPOINT_REMEDY = "name the checkpoint that sampled these tokens"
-_BOS_REMEDY = "record the token that begins every text as the prompt's first token"
+_CHECKPOINT_REMEDY = "pass the checkpoint that sampled these tokens"
+_BOS_REMEDY = "record the token with which every text begins (BOS) as the prompt's first token"
 
 
 def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[DumpFile]:
@@ -137,7 +137,7 @@ def hash_checkpoint(folder: Path) -> str:
     if not (folder / "config.json").is_file() or not weights:
         kinds = "config.json and *.safetensors"
         raise ConfigError(
-            f"{folder}: this folder does not contain a checkpoint; pass a folder of save_pretrained with {kinds}"
+            f"{folder}: this folder is not a checkpoint; pass a folder that save_pretrained wrote, with {kinds}"
         )
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in weights:
@@ -175,7 +175,7 @@ class ScoreFolder:
             metadata = {}
         made, mine = metadata.get(_METADATA_KEY, b"{}").decode(), self._settings_json(piece, chosen)
         if made != mine:
-            remedy = "name another folder, or score again with --force"
+            remedy = "choose another folder, or score again with --force"
             raise ConfigError(
                 f"{path}: an earlier call of score with other sequences or settings wrote this file; {remedy}"
             )

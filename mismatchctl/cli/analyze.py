@@ -142,7 +142,7 @@ def watch(
     rules = [one for text in rule or () for one in parse_rules(text)]
     compares = next((one for one in rules if one.increase is not None or one.decrease is not None), None)
     if compares is not None and baseline is None:
-        raise ConfigError(f"--rule {compares.text}: this rule needs an accepted Result; add --baseline FILE")
+        raise ConfigError(f"--rule {compares.text}: this rule compares with a baseline; add --baseline FILE")
 
     watched = DumpWatcher(
         paths,

@@ -39,7 +39,7 @@ def convert(
     sides = pair.sides()
     if sides is not None:
         if out is not None:
-            raise ConfigError("with --rollout and --train, the only argument is the file to write")
+            raise ConfigError("with --rollout and --train, pass only one argument: the file to write")
         if framework or join is not None:
             raise ConfigError("--from and --join do not work with --rollout and --train")
         out = Path(source)
@@ -63,7 +63,7 @@ def convert(
 def _check_output(out: Path, force: bool, inputs: Sequence[str | Path | None]) -> None:
     check_output_paths(out, force=force, inputs=inputs)
     if out.suffix.lower() not in ("", ".parquet", ".pq"):
-        raise ConfigError(f"{out}: convert writes Parquet; use the suffix .parquet")
+        raise ConfigError(f"{out}: convert writes Parquet; choose a file name that ends in .parquet")
 
 
 def score(
@@ -90,12 +90,12 @@ def score(
     from mismatchctl.api.score import score as run
 
     if worst is not None and sample is not None:
-        raise ConfigError("use either --worst or --sample")
+        raise ConfigError("use --worst or --sample, not both")
     count = worst or sample
     choice = None if count is None else SequenceChoice(count, worst=worst is not None)
     if replay is not None:
         if output is not None or len(named) != 1:
-            raise ConfigError("--replay takes one dump, without MODEL and -o")
+            raise ConfigError("--replay needs one dump; leave out MODEL and -o")
         check_output_paths(replay, force=force, inputs=named)
         written = write_replay(named[0], replay, choice=choice)
         done, summary = {"sequences": written}, f"{written:,} sequences"

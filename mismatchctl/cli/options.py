@@ -83,7 +83,7 @@ class InputOptions(PairOptions):
                 raise ConfigError("missing argument DUMPS; pass a dump, or two files with --rollout and --train")
             return self.names
         if self.paths:
-            raise ConfigError("use either DUMPS or --rollout and --train")
+            raise ConfigError("pass DUMPS, or --rollout and --train, not both")
         from mismatchctl.data.conversion import pair
         from mismatchctl.data.formats import MemoryTable
 
@@ -106,7 +106,7 @@ class InputOptions(PairOptions):
         if not logs:
             return False
         if len(logs) < len(self.names):
-            raise ConfigError(f"{logs[0]} is a metrics log and the other paths are dumps; pass the log with --against")
+            raise ConfigError(f"{logs[0]} is a metrics log; pass only logs or only dumps (see also analyze --against)")
         if needless := [name for name, value in given.items() if value]:
             raise ConfigError(f"{self.names[0]} is a metrics log without tokens; leave out {', '.join(needless)}")
         return True
@@ -188,7 +188,7 @@ class OutputOptions:
         """Check the output options and paths before the dump is read."""
         folder, inputs = self.figures, list(inputs)
         if len(self.printed) > 1:
-            raise ConfigError(f"{self.printed[0]} and {self.printed[1]} both write to stdout: give one of them")
+            raise ConfigError(f"{self.printed[0]} and {self.printed[1]} both write to stdout; leave one of them out")
         files = [None if str(place) == "-" else place for place in (self.output, self.markdown)]
         out.check_output_paths(*files, self.html, *more, force=self.force, inputs=inputs, baseline=baseline)
         if self.open_ and self.html is None:
@@ -282,11 +282,11 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
         if "@" not in framework:
             notes.append(f"read as {written.framework.dated}; choose another framework with --framework")
         if written.missing:
-            notes.append(f"{', '.join(written.missing)} was not found; keys of this file count as not set")
+            notes.append(f"{', '.join(written.missing)} was not found, so the keys of that file count as not set")
     corrections = [correction for _, correction in configurations]
     if len(corrections) > 1:
         notes.append(
-            f"the launches or calls in this file differ; comparing {', '.join(one.name for one in corrections)}"
+            f"the launches or calls in this file differ; all are compared: {', '.join(one.name for one in corrections)}"
         )
     for note in dict.fromkeys(notes):
         out.print_message(f"{path}: {note}", quiet)

@@ -156,7 +156,7 @@ def check_output_paths(
     names = [os.path.realpath(place) for place in places]
     twice = next((place for place, name in zip(places, names, strict=True) if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{twice}: two outputs would write the same file")
+        raise ConfigError(f"{twice}: two options write to this file; choose different files")
     given = [str(path) for path in inputs if path is not None]
     read = next((place for place in places if any(_reads_file(text, place) for text in given)), None)
     if read is not None and read.exists():
@@ -195,7 +195,7 @@ def require_local_path(place: Path) -> Path:
 
     named = f"{place}/"  # Path turns s3:// into s3:
     if is_remote(named):
-        raise ConfigError(f"{normalize_path(named)}: object stores are read-only; choose a local path")
+        raise ConfigError(f"{normalize_path(named)}: mismatchctl cannot write to an object store; choose a local path")
     try:
         os.lstat(place)
     except OSError as error:
@@ -216,12 +216,12 @@ def make_folder(folder: Path) -> None:
 
 def _check_output_path(place: Path) -> None:
     if str(place) == "-":
-        raise ConfigError("this output cannot be written to stdout; choose a file, or use --json")
+        raise ConfigError("this output cannot be written to stdout (-); choose a file")
     require_local_path(place)
     if not os.path.isdir(place.parent):  # pathlib raises if a parent folder is not accessible
         raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
     if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"{place}: the folder {place.parent} cannot be written")
+        raise ConfigError(f"{place}: you may not write to the folder {place.parent}; choose another folder")
     if place.is_dir():
         raise ConfigError(f"{place}: this is a folder; write the name of a file")
     if place.exists() and not place.is_file():

@@ -160,7 +160,7 @@ def presets_or_list(
     if ctx.invoked_subcommand is not None:
         if table or json:
             raise ConfigError(
-                f"write --json after {ctx.invoked_subcommand}; --table does not work with {ctx.invoked_subcommand}"
+                f"leave out --table, and write --json at the end: mismatchctl presets {ctx.invoked_subcommand} --json"
             )
         return
     from mismatchctl.corrections.presets import list_traits

@@ -25,7 +25,7 @@ Next: set MODEL and ENGINE in ci/record.py, then record a first dump and save it
 
 Commit the files. From then on the job compares each change with ci/mismatch.json.
 """
-_AFTER_THE_FIRST_STEP = "After the first step: mismatchctl init {} --check dumps/"
+_AFTER_THE_FIRST_STEP = "After the first training step: mismatchctl init {} --check dumps/"
 BACKUP_SUFFIX = ".orig"
 
 
@@ -76,7 +76,7 @@ def _copy_samples(folder: Path, force: bool, quiet: bool) -> None:
     for place, file in files:
         if place.exists() and not force and place.read_bytes() != file.read_bytes():
             raise ConfigError(
-                f"{place}: this folder already exists and contains other files. Choose another folder, or add --force."
+                f"{place}: another file has this name. Choose another folder, or overwrite the file with --force"
             )
     out.write_files((place, file.read_bytes()) for place, file in files)
     out.print_message(f"wrote {len(files)} files to {folder}", quiet)
@@ -134,7 +134,7 @@ def _describe(integration: Integration, root: Path | None) -> str:
         match = re.search(pattern, text)
         place = f"{source}:{text.count(chr(10), 0, match.start()) + 1}" if match else file
         if source is not None and match is None:
-            place = f"{source}, which has no `{pattern}`: this version was not tried"
+            place = f"{source}, which has no `{pattern}`: this version was not tested"
         lines.append(f"# uses {place}")
     for number, edit in enumerate(integration.edits, 1):
         where = _place_of_edit(edit, find_source(edit.file, root)) if edit.file else edit.title
@@ -148,7 +148,7 @@ def _describe(integration: Integration, root: Path | None) -> str:
 
 def _place_of_edit(edit: Edit, source: Path | None) -> str:
     if source is None:
-        return f"{edit.file} (not found here; name the checkout that contains this file with --root)"
+        return f"{edit.file} (not found here; use --root to pass the checkout that contains this file)"
     text = source.read_text(encoding="utf-8")
     at = edit.find(text)
     if at is None:
@@ -174,11 +174,11 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
         targets = []
         for file, edits in integration.edits_by_file().items():
             if not file:
-                raise ConfigError(f"the code belongs in {edits[0].title}: pass this file with --patch FILE")
+                raise ConfigError(f"the code belongs in {edits[0].title}; pass that file with --patch FILE")
             source = find_source(file, root)
             if source is None:
                 raise ConfigError(
-                    f"{file}: not found. Name the checkout or site-packages folder that contains the file with --root"
+                    f"{file}: not found. Use --root to pass the checkout or site-packages folder that contains it"
                 )
             targets.append((source, _read(source), edits))
     modes = {path: path.stat().st_mode for path, _, _ in targets if path.exists()}
@@ -219,7 +219,7 @@ def _read(path: Path) -> str:
         with path.open(encoding="utf-8", newline="") as file:
             return file.read()
     except IsADirectoryError:
-        raise ConfigError(f"{path}: this is a folder; name a Python file") from None
+        raise ConfigError(f"{path}: this is a folder; pass a Python file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: expected a Python file in UTF-8") from None
 
@@ -240,7 +240,7 @@ def _write_ci(framework: str, gitlab: bool, force: bool, quiet: bool) -> None:
     files = {Path(name): text for name, text in ci_files(framework, gitlab=gitlab).items()}
     changed = {path: text for path, text in files.items() if not path.exists() or _read(path) != text}
     if existing := [str(path) for path in changed if path.exists() and not force]:
-        raise ConfigError(f"{existing[0]}: exists already. To overwrite the file, add --force")
+        raise ConfigError(f"{existing[0]}: this file already exists. To overwrite the file, add --force")
     for path in changed:
         out.make_folder(path.parent)
     with out.write_together(quiet):

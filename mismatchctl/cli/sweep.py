@@ -90,14 +90,14 @@ def _geometric_study(values: str) -> Study:
     except ConfigError as error:
         raise ConfigError(str(error).replace("gates.0.keep=", "")) from None
     if not axis.is_numeric or not all(isinstance(value, float) and value > 1 for value in axis.values):
-        raise ConfigError(f"--geo {values}: write a number above 1, a list, as in 1.5,2,3, or a range, as in 1.1:4:30")
+        raise ConfigError(f"--geo {values}: write numbers above 1: one (2), a list (1.5,2,3) or a range (1.1:4:30)")
     return validate_study(Study(correction, (axis,)))
 
 
 def _split_axis(text: str) -> tuple[str, str]:
     path, equals, values = text.partition("=")
     if not (path and equals and values):
-        raise ConfigError(f"--vary {text}: write PATH=values, as in weight.clip.1=1.1:4:30")
+        raise ConfigError(f"--vary {text}: write PATH=VALUES, as in weight.clip.1=1.1:4:30")
     return path.strip(), values.strip()
 
 

@@ -97,7 +97,7 @@ def named_correction(name: str) -> Correction | None:
         bounds = [float(text) for text in found[2].split("_")[1:]] or list(usual)
         if len(bounds) != len(usual) or not all(0 < bound < math.inf for bound in bounds):
             example = "_".join([found[1], *(f"{bound:g}" for bound in usual)])
-            raise ConfigError(f"correction {name}: {found[1]} takes {len(usual)} positive bounds, as in {example}")
+            raise ConfigError(f"correction {name}: expected positive bounds, as in {example}")
         fields = build(*bounds)
         if "weight" in fields and "weight" in merged:
             raise ConfigError(f"correction {name}: only one rule of a correction can set weights")

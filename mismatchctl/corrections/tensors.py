@@ -31,7 +31,7 @@ class TensorLayout:
     @classmethod
     def from_values(cls, values: Values, name: str = "values") -> TensorLayout:
         if isinstance(values, (str, bytes, Mapping)) or not (hasattr(values, "__iter__") or hasattr(values, "shape")):
-            raise ConfigError(f"{name}: give an array or tensor [B, T], or a list of rows, not {kind_of(values)}")
+            raise ConfigError(f"{name}: expected an array or tensor [B, T], or a list of rows, found {kind_of(values)}")
         nested = getattr(values, "is_nested", False)
         shape = None if nested else getattr(values, "shape", None)  # lists have no shape
         whole = _to_numpy(values) if shape is not None and len(shape) == 2 else None
@@ -102,7 +102,7 @@ def _to_library(sample: Any, values: NDArray[Any]) -> Any:
 def _to_numpy(row: Any) -> NDArray[Any]:
     if hasattr(row, "detach"):
         if row.is_meta:
-            raise ConfigError("a tensor on the device meta has no values; pass the computed tensor")
+            raise ConfigError("a tensor on the device 'meta' has no values; pass a tensor with values")
         row = row.detach().cpu()
         row = row.to_dense() if row.is_sparse else row
         row = (row.float() if row.is_floating_point() and row.element_size() < 4 else row).numpy()
@@ -135,7 +135,7 @@ class TensorBatch:
                 continue
             own = TensorLayout.from_values(_expand_advantages(values, layout) if name == "advantages" else values, name)
             if own.lengths != layout.lengths:
-                raise DataError(f"{name} has rows of {own.lengths[:3]} positions, train of {layout.lengths[:3]}")
+                raise DataError(f"row lengths differ: {name} has {own.lengths[:3]}, train has {layout.lengths[:3]}")
             flat[name] = own.flat()
         valid = _valid_flags(flat["mask"]) if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
         rows = Segments.from_lengths(layout.lengths)
@@ -174,7 +174,7 @@ class TensorBatch:
     def apply(self, correction: Correction) -> CorrectedBlock:
         for column in self.batch.missing_columns(correction.needed_columns):
             what = {"current_log_probs": "current", "advantages": "advantages"}.get(column, "age")
-            raise ConfigError(f"correction {correction.name} uses {column}: pass {what}")
+            raise ConfigError(f"correction {correction.name} uses {column}; pass the argument {what}")
         return apply_correction(correction, compute_ratios(self.batch, correction.sources), self.batch)
 
 
@@ -243,7 +243,7 @@ def _check_log_probs(values: Floats, name: str) -> None:
     if least >= MIN_LOG_PROB and most <= POSITIVE_TOLERANCE:
         return
     if not np.isfinite(values).all():
-        raise DataError(f"{name} is NaN or infinite at a valid token", remedy="mask it out")
+        raise DataError(f"{name} is NaN or infinite at a valid token", remedy="mask this token")
     worst = most if most > POSITIVE_TOLERANCE else least
     what = "log-probs must not be above 0" if worst > 0 else "no policy gives such a log-prob"
     raise DataError(

@@ -717,8 +717,8 @@ class TestNames:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("geo_1_2", "geo takes 1 positive bounds, as in geo_1.001"),
-            ("token_clip_2", "token_clip takes 2 positive bounds, as in token_clip_0.5_2"),
+            ("geo_1_2", "expected positive bounds, as in geo_1.001"),
+            ("token_clip_2", "expected positive bounds, as in token_clip_0.5_2"),
             ("token_truncate_2_seq_truncate_2", "only one rule of a correction can set weights"),
             ("seq_mis_two", "unknown preset 'seq_mis_two'"),
         ],

@@ -81,7 +81,7 @@ def test_results_are_recognized_by_content(place: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mis_k3_kl", "train_rollout_logprob_abs_diff", "rollout_corr/chi2_seq"])
 def test_logged_names_without_an_equal_metric_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not equal to a metric of mismatchctl .*Name a metric such as k3"):
+    with pytest.raises(ConfigError, match=r"is not equal to any metric of mismatchctl .*Write a metric such as k3"):
         parse_rules(f"{name}:max=1")
     with pytest.raises(ConfigError, match="did you mean"):
         parse_rules("mis_k3_klx:max=1")

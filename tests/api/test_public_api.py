@@ -170,7 +170,7 @@ def test_arrays_are_passed_by_keyword() -> None:
         made = mm.analyze(rollout=kind(rollout), train=kind(train), mask=kind(MASK))
         assert made["memory"].overall == wanted["memory"].overall
         assert list(made["memory"].overall.corrections) == ["none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2"]
-    with pytest.raises(ConfigError, match="give rollout too"):
+    with pytest.raises(ConfigError, match="missing rollout"):
         mm.analyze(train=train)
     with pytest.raises(ConfigError, match="pass dumps or arrays, not both"):
         mm.analyze("dump/", rollout=rollout, train=train)
@@ -283,7 +283,7 @@ def test_weights_match_goldens_of_a_framework() -> None:
 
 ROW = [[-1.0, -2.0]]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "lengths": (lambda: mm.k3(ROLLOUT[:, :3], TRAIN, MASK), "rows of"),
+    "lengths": (lambda: mm.k3(ROLLOUT[:, :3], TRAIN, MASK), "row lengths differ"),
     "not finite": (lambda: mm.k3(ROLLOUT, TRAIN), "NaN or infinite"),
     "above 0": (lambda: mm.k3(ROW, [[-1.0, 0.5]]), "train is 0.5 at a valid token: log-probs must not be above 0"),
     "below all": (lambda: mm.k3(ROW, [[-1.0, -1e300]]), "no policy gives such a log-prob"),
@@ -299,7 +299,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one row": (lambda: mm.k3(ROLLOUT[0], TRAIN[0]), "expected an array .B, T. or a list of rows"),
     "one row as a list": (lambda: mm.k3(ROW[0], ROW[0]), "expected an array .B, T. or a list of rows"),
-    "a number": (lambda: mm.k3(-1.0, -1.0), "not a float"),
+    "a number": (lambda: mm.k3(-1.0, -1.0), "found a float"),
     "a tensor of one number": (
         lambda: mm.k3(torch.tensor(-1.0), torch.tensor(-1.0)),
         "expected an array .B, T. or a list of rows",
@@ -312,18 +312,18 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a column by two names": (
         lambda: mm.analyze({"rollout": ROW, "train": ROW, "rollout_log_probs": ROW}),
-        "rollout is short for rollout_log_probs; pass only one of them",
+        "rollout and rollout_log_probs are the same column; pass only one of them",
     ),
     "three axes": (lambda: mm.k3(ROLLOUT[None], TRAIN[None]), "shape"),
-    "text": (lambda: mm.k3("a", "b"), "not a str"),
+    "text": (lambda: mm.k3("a", "b"), "found a str"),
     "rows of text": (lambda: mm.k3([["a"]], [["b"]]), "one number per position"),
     "complex": (lambda: mm.k3(np.array(ROW) + 1j, ROW), "one number per position"),
-    "nothing": (lambda: mm.k3(None, TRAIN), "rollout: .* not None"),
-    "a correction": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, 3), "not an int"),
+    "nothing": (lambda: mm.k3(None, TRAIN), "rollout: .* found None"),
+    "a correction": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, 3), "found an int"),
     "two corrections": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, ["none", "token_tis"]), "expected one correction"),
     "current": (
         lambda: mm.weights(ROLLOUT, TRAIN, MASK, Correction(weight=Weight(source="current/rollout"))),
-        "pass current",
+        "pass the argument current",
     ),
     "advantages": (
         lambda: mm.weights(ROW, ROW, advantages=[1.0, 2.0]),
@@ -331,9 +331,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "age": (lambda: mm.keep(ROW, ROW, None, "staleness-drop", age=["old"]), "expected numbers"),
     "micro-batches": (lambda: mm.weights(ROW, ROW, None, "miles-moe-2", micro_batches=0), "rows per micro-batch"),
-    "level": (lambda: mm.ess(ROW, ROW, level="row"), "level: give 'token' or 'sequence', not 'row'"),
-    "a source": (lambda: mm.analyze(5), "expected a path"),
-    "columns": (lambda: mm.analyze({"rollout": ROW, "train": ROW * 2}), "number of rows"),
+    "level": (lambda: mm.ess(ROW, ROW, level="row"), "level: pass 'token' or 'sequence', not 'row'"),
+    "a source": (lambda: mm.analyze(5), "a dump must be a path"),
+    "columns": (lambda: mm.analyze({"rollout": ROW, "train": ROW * 2}), "numbers of rows"),
     "a column lacks": (lambda: mm.analyze({"rollout": ROW}), "table in memory: .* train_log_probs"),
     "a column without a name": (lambda: mm.analyze({"rollout": ROW, "train": ROW, 1: [1]}), "must be strings"),
     "objects": (
@@ -347,11 +347,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a value of Arrow": (lambda: mm.analyze(pa.scalar(1)), "cannot convert an Int64Scalar to a table: "),
     "a series of structs": (
         lambda: mm.analyze(pl.DataFrame({"rollout": ROW, "train": ROW}).to_struct()),
-        "expected a path, .* as a dump, found a Series$",
+        "a dump must be a path, .* found a Series$",
     ),
     "a tensor without values": (
         lambda: mm.k3(torch.zeros(1, 2, device="meta"), torch.zeros(1, 2, device="meta")),
-        "on the device meta has no values",
+        "on the device 'meta' has no values",
     ),
     "a library's error without words": (
         lambda: mm.analyze(Unreadable()),
@@ -361,7 +361,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mm.analyze([{"rollout": ROW, "train": ROW}, {"rollout": ROW, "train": [[0.5]]}]),
         "^table 2 in memory, row 0, column train_log_probs: ",
     ),
-    "an Arrow array": (lambda: mm.analyze(pa.array([1])), "expected a path"),
+    "an Arrow array": (lambda: mm.analyze(pa.array([1])), "a dump must be a path"),
     "a Result for a dump": (
         lambda: mm.analyze(mm.analyze({"rollout": ROW, "train": ROW})),
         "a Result does not contain tokens; pass the dumps instead",

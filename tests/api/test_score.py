@@ -181,11 +181,11 @@ def test_wrong_paths_are_refused(
     tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dump, out = make_dump(tmp_path / "dump", model[1]), tmp_path / "out"
-    assert "does not contain a checkpoint" in run("score", dump, dump, "-o", out, code=2).stderr
+    assert "this folder is not a checkpoint" in run("score", dump, dump, "-o", out, code=2).stderr
     assert "is inside the input dump" in run("score", model[0], dump, "-o", dump / "more", code=2).stderr
-    assert "--replay takes one dump" in run("score", model[0], dump, "--replay", out, code=2).stderr
+    assert "--replay needs one dump" in run("score", model[0], dump, "--replay", out, code=2).stderr
     assert "score takes" in run("score", model[0], dump, code=2).stderr
-    assert "the device is not available" in run("score", model[0], dump, "-o", out, "--device", "warp", code=2).stderr
+    assert "this device is not available" in run("score", model[0], dump, "-o", out, "--device", "warp", code=2).stderr
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     assert "contains mine.txt" in run("score", model[0], dump, "-o", out, "--force", code=2).stderr
@@ -225,7 +225,7 @@ def spoilt(folder: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
-    "no configuration": (lambda folder: (folder / "config.json").unlink(), 2, "does not contain a checkpoint"),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), 2, "this folder is not a checkpoint"),
     "no JSON": (lambda folder: (folder / "config.json").write_text('{"a":'), 2, "not a valid JSON"),
     "nothing configured": (lambda folder: (folder / "config.json").write_text("{}"), 2, "model_type"),
     "an unknown architecture": (configured(model_type="nonsense"), 2, "nonsense"),
@@ -236,7 +236,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "layers without weights": (configured(num_hidden_layers=5), 2, "requires and the checkpoint lacks"),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), 2, "cannot load"),
     "empty": (lambda folder: os.truncate(folder / "model.safetensors", 0), 2, "cannot load"),
-    "a pickle": (pickled, 2, "does not contain a checkpoint"),
+    "a pickle": (pickled, 2, "this folder is not a checkpoint"),
     "a pickle by another name": (
         lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps(Code())), 2, "cannot load",
     ),

@@ -141,4 +141,4 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
 
 def test_rules_that_cannot_fail_are_refused(tmp_path: Path) -> None:
     done = command.run("watch", tmp_path, "--until-idle", "0s", "--rule", "k3:increase=5%", code=2)
-    assert done.stderr.startswith("error: --rule k3:increase=5%: this rule needs an accepted Result; add --baseline")
+    assert done.stderr.startswith("error: --rule k3:increase=5%: this rule compares with a baseline; add --baseline")

@@ -42,7 +42,7 @@ def test_copy_writes_the_runs_of_the_readme(tmp_path: Path) -> None:
     first = tmp_path / "sample_data/dense/step_00000.parquet"
     pq.write_table(pq.read_table(first).slice(0, 1), first)
     mine = first.read_bytes()
-    assert "contains other files" in run("demo", "--copy", tmp_path / "sample_data", code=2).stderr
+    assert "another file has this name" in run("demo", "--copy", tmp_path / "sample_data", code=2).stderr
     assert first.read_bytes() == mine
 
 

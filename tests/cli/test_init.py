@@ -137,7 +137,7 @@ def test_a_failed_patch_changes_no_file(checkout: Path) -> None:
     broken = checkout / "verl/trainer/ppo/v1/trainer_base.py"
     broken.write_text("class PPOTrainer:\n    pass\n")
     done = run("init", "verl", "--write", "--root", checkout, code=2)
-    assert "trainer_base.py: no text matches the regular expression `^ " in done.stderr
+    assert "trainer_base.py: the place for the code was not found: no text matches `^ " in done.stderr
     assert (checkout / "verl/trainer/ppo/ray_trainer.py").read_text() == SOURCES["verl/trainer/ppo/ray_trainer.py"]
 
 
@@ -166,8 +166,8 @@ def test_a_separate_module_is_created(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("init trl --write", "pass this file with --patch FILE"),
-        ("init trl --patch other.py", "this file does not contain the lines at which the code is inserted"),
+        ("init trl --write", "pass that file with --patch FILE"),
+        ("init trl --patch other.py", "the place for the code was not found in this file"),
         ("init trl --patch latin.py", "expected a Python file in UTF-8"),
         ("init trl --patch absent/x.py", "the file does not exist; check the path"),
         ("init trl --gitlab", "only work with: mismatchctl init ci"),

@@ -35,7 +35,7 @@ def dump(tmp_path: Path) -> Path:
         (["-o", "/dev/null"], "regular file"),
         (["-o", "healthy"], "folder"),
         (["-o", "mine.txt"], "--force"),
-        (["-o", "both", "--html", "./both"], "the same file"),
+        (["-o", "both", "--html", "./both"], "two options write to this file"),
         (["--sequences", "absent/s.parquet"], "absent"),
     ],
 )

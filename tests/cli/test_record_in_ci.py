@@ -297,7 +297,7 @@ def test_init_ci_writes_its_files(
     assert len(Path("ci/prompts.jsonl").read_text().splitlines()) == 32
     run("init", "ci", *words.split(), code=0)  # no line to change
     Path("ci/record.py").write_text("mine")
-    assert "ci/record.py: exists already" in run("init", "ci", *words.split(), code=2).stderr
+    assert "ci/record.py: this file already exists" in run("init", "ci", *words.split(), code=2).stderr
     assert Path("ci/record.py").read_text() == "mine"
     run("init", "ci", *words.split(), "--force", code=0)
     assert Path("ci/record.py").read_text() != "mine"

@@ -301,7 +301,7 @@ def test_outputs_to_a_store_are_refused(tmp_path, monkeypatch, words):
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     result = command.run(*words, code=2)
-    assert f"{words[-1]}: object stores are read-only" in result.stderr
+    assert f"{words[-1]}: mismatchctl cannot write to an object store" in result.stderr
     assert sorted(tmp_path.rglob("*")) == before
     assert not any((tmp_path / "s3:/b").iterdir())
 

@@ -510,7 +510,7 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
     if steps.isdisjoint(log.rows):
         logged, dumped = (sorted(each, key=lambda step: (len(step), step)) for each in (log.rows, steps))
         ends = (" to ".join(dict.fromkeys((each[0], each[-1]))) for each in (logged, dumped))
-        problem = "no step of the log is in the dump: it has {}, the dump {}".format(*ends)
+        problem = "the log and the dump have no common step: the log has {}, the dump has {}".format(*ends)
         raise DataError(problem, remedy="use the same step numbers in the dump and in the log")
 
 

@@ -111,8 +111,8 @@ def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
         return [JudgedPlace(run)]
     groups = run.groups if rule.per == "step" else run.by.get(rule.per)
     if groups is None:
-        problem = f"the Result is not broken down by {rule.per}"
-        raise DataError(problem, remedy=f"analyze with {option('by', rule.per)}, or pass a dump")
+        problem = f"the Result does not contain metrics by {rule.per}"
+        raise DataError(problem, remedy=f"analyze the dump with {option('by', rule.per)}, or pass the dump itself")
     return [JudgedPlace(run, rule.per, groups, index) for index in range(len(groups.labels))]
 
 
@@ -123,7 +123,7 @@ def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
     if groups is None or label not in groups.labels:
         problem = f"the baseline lacks {place.name}"
-        raise DataError(problem, remedy=f"save a baseline with a rule that contains per={place.per}")
+        raise DataError(problem, remedy=f"save a new baseline with a rule that contains per={place.per}")
     return JudgedPlace(whole.run, place.per, groups, groups.labels.index(label))
 
 
@@ -577,10 +577,10 @@ def load_result(
         given = saved[0]
         name = IN_MEMORY if isinstance(given, Result) else given
         if len(paths) > 1:
-            raise ConfigError(f"{name}: pass one Result, or dumps")
+            raise ConfigError(f"{name}: a Result must be the only argument. Pass one Result, or only dumps")
         if corrections or options.get("rename"):
             unused = f"{option('corrections')} and {option('columns')}"
-            raise ConfigError(f"{name}: these options do not work with a Result: leave {unused} out")
+            raise ConfigError(f"{name}: leave out {unused}, which do not work with a Result")
         return given if isinstance(given, Result) else read_result(str(given))
     by = dict.fromkeys(rule.per for rule in rules if rule.per not in ("overall", "step"))
     named = {correction.name: correction for correction in corrections}
@@ -604,11 +604,11 @@ def read_baseline(baseline: str | os.PathLike[str] | Result | None, *, fixed_tok
     elif not os.path.exists(place):
         remedy = wording(
             python="save a Result there with result.save(FILE)",
-            command="save the first one with --save-baseline FILE --accept",
+            command="save the first baseline with --save-baseline FILE --accept",
         )
         raise DataError("the baseline does not exist", file=place, remedy=remedy)
     elif os.path.isdir(place):
-        remedy = f"name the accepted Result with {option('baseline')}, and pass dumps as arguments"
+        remedy = f"pass the file of the baseline with {option('baseline')}, and the dumps as arguments"
         raise DataError("this is a folder, not a saved Result", file=place, remedy=remedy)
     return Baseline(place, read_result(place), fixed_tokens)
 
@@ -646,7 +646,7 @@ def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float)
             raise ConfigError(f"rule {rule.text}: {problem}")
         if rule.per not in ("overall", "step") or rule.correction is not None or rule.sequences:
             raise ConfigError(
-                f"rule {rule.text}: a metrics log only has values by step. Write a rule for a metric with max or min"
+                f"rule {rule.text}: a metrics log has one value per step. Leave out correction, sequences and per"
             )
     logs = [run for path in paths for run in read_logged_values(path)]
     checks = [_judge_log(rule, run, kind) for run in logs for rule in rules for kind in rule.bounds]

@@ -43,16 +43,16 @@ def find_target(name: str, framework: str = "", correction: Correction | None = 
     """Find a metric by its key, or by the name that a framework logs."""
     found = resolve_metric(name, framework, correction)
     if found.source == "logged":
-        problem = f"{found.name} of {found.framework} is not equal to a metric of mismatchctl"
-        remedy = "Name a metric such as k3, or gate the run's metrics log"
-        raise ConfigError(f"{problem} (mismatchctl metrics {found.name}). {remedy}")
+        problem = f"{found.name} of {found.framework} is not equal to any metric of mismatchctl"
+        remedy = "Write a metric such as k3, or pass the run's metrics log to the gate"
+        raise ConfigError(f"{problem} (see `mismatchctl metrics {found.name}`). {remedy}")
     words = ""
     if found.framework:
         same = f" is {found.key}" if found.key != found.name else ""
         documented = f", {found.status}: judged by the documented formula" if found.status != "ok" else ""
         words = f"{found.name} of {found.framework}{same}{documented}"
     if found.source == "corrections" and correction is None:
-        raise ConfigError(f"{name} is a metric of corrections; add correction=NAME")
+        raise ConfigError(f"{name} is measured for a correction; add correction=NAME to the rule")
     if correction is not None and (found.source == "corrections" or not found.framework):
         return RuleTarget(found.key, find_metric(found.key, correction), correction.name, words)
     return RuleTarget(found.key, find_metric(found.key), words=words)
@@ -145,7 +145,7 @@ def _read_rules(path: Path, any_name: bool) -> list[Rule]:
     data = read_data(path, decimal=True)
     items = data.get("rules", data) if isinstance(data, dict) else data
     if isinstance(data, dict) and "rules" in data and (extra := sorted(map(str, data.keys() - {"rules"}))):
-        raise ConfigError(f"{path}: unknown key {extra[0]!r}. The only key of the file must be rules")
+        raise ConfigError(f"{path}: unknown key {extra[0]!r}. Write all rules under one key named rules")
     items = items if isinstance(items, list) else [items]
     if not items:
         raise ConfigError(f"{path}: the list of rules is empty. Write a rule such as {{metric: k3, max: 0.01}}")
@@ -202,6 +202,6 @@ def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
     if rule.correction is not None and rule.correction not in found:
         known = ", ".join(found) or "none"
         raise ConfigError(
-            f"rule {rule.text}: correction {rule.correction!r} is not in the Result (it contains: {known})"
+            f"rule {rule.text}: correction {rule.correction!r} is not in the Result (its corrections: {known})"
         )
     return find_target(rule.metric, rule.framework, found[rule.correction] if rule.correction is not None else None)

@@ -556,7 +556,7 @@ def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]
     if not runs or sorted(overall) != sorted((run, *point) for run in runs for point in points):
         raise ValueError("table: each run must have one overall row for each point")
     if table.filter(pl.col("scope") == GROUP_SCOPE)["tokens"].null_count():
-        raise ValueError("table: a group has no number of tokens")
+        raise ValueError("table: a group lacks its number of tokens")
     return table
 
 
@@ -565,9 +565,7 @@ SUFFIXES = (".parquet", ".csv", ".json")
 
 def check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
-        raise ConfigError(
-            f"{path}: a sweep can be written as {', '.join(SUFFIXES)}; change the ending of the file name"
-        )
+        raise ConfigError(f"{path}: the name of a file for a sweep must end in {', '.join(SUFFIXES)}")
 
 
 def write_sweep(sweep: Sweep, path: Path) -> None:

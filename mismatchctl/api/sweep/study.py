@@ -73,11 +73,9 @@ class ThresholdAxis:
     ) -> ThresholdAxis:
         """Return an axis of `number` values from `low` to `high`, spaced linearly or geometrically."""
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
-            raise ConfigError(
-                f"{where}: a range needs a start, another end and a count from 2 to {MAX_POINTS:,}, as in 1.1:4:30"
-            )
+            raise ConfigError(f"{where}: write START:END:COUNT with two numbers and a COUNT from 2 to {MAX_POINTS:,}")
         if log and min(low, high) <= 0:
-            raise ConfigError(f"{where}: a range on a log scale needs ends above 0")
+            raise ConfigError(f"{where}: on a log scale, START and END must be above 0")
         spaced = np.geomspace(low, high, number) if log else np.linspace(low, high, number)
         return cls(path, tuple(float(f"{value:.12g}") for value in spaced), log)  # 1.2, not 1.2000000000000002
 
@@ -201,7 +199,7 @@ def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis
 def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, object]]) -> list[Study]:
     """Return a study per correction. `vary` contains fields with their values, or with a text for `--vary`."""
     if vary and not corrections:
-        needed = wording(python="a correction, whose fields it varies", command="--correction or --config")
+        needed = wording(python="a correction to vary", command="--correction or --config")
         raise ConfigError(f"{option('vary')} needs {needed}")
     if corrections and not vary:
         raise ConfigError(f"missing {option('vary')}, for example {option('vary', {'weight.truncate': '1.5:4:20'})}")
@@ -226,7 +224,7 @@ def validate_study(study: Study) -> Study:
         raise ConfigError(f"correction {study.name}: {twice} varies twice; write one list of values for this field")
     if math.prod(study.shape) > MAX_POINTS:
         raise ConfigError(
-            f"correction {study.name}: the grid has {math.prod(study.shape):,} points, more than {MAX_POINTS:,}"
+            f"correction {study.name}: the grid has {math.prod(study.shape):,} points; write at most {MAX_POINTS:,}"
         )
     assert study.grid
     return study
@@ -245,7 +243,7 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
             key: Any = int(part)
         elif isinstance(holder, dict):
             if part in _FIXED_FIELDS and not depth:
-                raise ConfigError(f"{where}: {path} cannot vary: no metric of a sweep depends on the {part}")
+                raise ConfigError(f"{where}: {path} cannot vary, because no metric of a sweep depends on the {part}")
             if part not in holder:
                 known = [name for name in holder if name not in _FIXED_FIELDS]
                 hint = suggestion(part, known) or f"; it is one of {', '.join(known)}"
@@ -253,7 +251,7 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
             key = part
         else:
             missing = "the correction has no weight rule" if so_far == "weight" else f"{so_far} is not set"
-            raise ConfigError(f"{where}: {path} cannot vary: {missing}")
+            raise ConfigError(f"{where}: {path} cannot vary, because {missing}")
         if depth == len(parts) - 1:
             both = part in INTERVAL_FIELDS and isinstance(value, (int, float))
             holder[key] = _symmetric_interval(holder, float(value)) if both and value is not None else value
@@ -277,7 +275,7 @@ def _parse_value(text: str, where: str) -> AxisValue:
     except ValueError:
         return text
     if not math.isfinite(value):
-        raise ConfigError(f"{where}: {text} is not a finite number; write none for an interval without this bound")
+        raise ConfigError(f"{where}: {text} is not a finite number; write none if the interval has no such bound")
     return value
 
 
