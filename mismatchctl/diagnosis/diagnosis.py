@@ -89,7 +89,7 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Create a collector. Powers of two for token counts keep the sample the same while a dump grows a little."""
+    """Create a collector. Token counts are rounded to powers of two, so a growing dump rarely gets a new sample."""
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run
