@@ -403,7 +403,7 @@ def _match_shared_prefix(case: Case) -> Detection | None:
         evidence=(
             make_fact("prompts", len(hits) / len(pairs), "share of prompts whose responses begin with the same tokens"),
             make_fact("tokens_each", np.mean(lengths), "mean number of shared tokens"),
-            make_fact("nats", _PREFIX_MIN_SURPRISE, "minus log-prob above which samples share no tokens by chance"),
+            make_fact("nats", _PREFIX_MIN_SURPRISE, "limit of -log-prob for tokens that samples share by chance"),
         ),
         where={"positions": f"the first {int(np.median(lengths))} tokens"},
         examples=np.array(hits[:3]),

@@ -445,16 +445,16 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     return Detection(
         "high" if sure else "medium",
         f"for {format_count(count, 'token')} ({percent(count / len(case.x))}), {side}_log_probs contain the log-prob "
-        f"of another, likelier token. It is {np.median((own - other)[far]):.2g} nats above the other side's log-prob "
-        f"and never far below, and the other tokens agree. About {percent(affected)} of all tokens have this fault, "
-        "which does not show if the likeliest token was sampled",
+        f"of another, likelier token. This log-prob is {np.median((own - other)[far]):.2g} nats above the log-prob of "
+        f"the other side, and never far below it. All other tokens agree. About {percent(affected)} of all tokens have "
+        "this fault, but it is invisible if the likeliest token was sampled",
         evidence=(
             make_fact("tokens", count, f"number of tokens whose {side} log-prob is far above the other side's"),
             make_fact("share", count / len(case.x), "share of these tokens"),
             make_fact("affected", affected, "estimated share of tokens with the log-prob of the likeliest token"),
-            make_fact("other_way", other_way, "tokens far below divided by tokens far above: 0.5 or more for noise"),
+            make_fact("other_way", other_way, "tokens far below / tokens far above: 0.5 or more for noise"),
             make_fact("sum_of_both", most, "99% quantile of the sum of both probabilities: at most 1 for two tokens"),
-            make_fact("between", between, "tokens above noise divided by tokens far above: small if others agree"),
+            make_fact("between", between, "tokens above noise / tokens far above: small if all others agree"),
             make_fact("ratio_mean_minus_one", mean, f"{name}: 0 if the column belongs to the sampled tokens"),
             make_fact("z", z, f"{name} in standard errors"),
         ),

@@ -371,7 +371,7 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     if found is None or not found.bounded or not found.sure or found.likelier == "train":
         return None
     side = "rollout" if case.coherence.likely > 0 else "trainer"
-    why = "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances"
+    why = "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their differences"
     return Detection(
         "medium",
         f"in the {side}, likely tokens have lower log-probs and unlikely tokens have higher log-probs, as with another "

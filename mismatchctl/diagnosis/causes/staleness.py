@@ -125,7 +125,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
             "different numbers, or one version is written after the update. There is no sign of older weights"
         )
     else:
-        summary = "the two sides have different weights, because tokens differ in the direction of the policy's update"
+        summary = "the two sides have different weights, because the log ratios follow the policy's next update"
         summary += ". The version columns are equal" if lags else ""
     evidence = []
     if lags:
@@ -195,8 +195,8 @@ def detect_stale_prefix(case: Case) -> Detection | None:
     names = list(dict.fromkeys(prompts[mine].tolist()))
     return Detection(
         "medium",
-        f"the size of the difference depends on the prompt in the first {_PREFIX_START} tokens of the responses (a "
-        f"factor of {math.exp(math.sqrt(excess)):.3g} between prompts, beyond chance) and much less in later tokens. "
+        f"in the first {_PREFIX_START} tokens of the responses, the size of the difference varies between prompts by a "
+        f"factor of {math.exp(math.sqrt(excess)):.3g}, which is more than by chance. In later tokens, it varies less. "
         "For some prompts, the engine kept a cache of older weights, or the two sides have different prompts",
         share=0.0,
         evidence=(
