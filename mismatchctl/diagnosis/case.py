@@ -16,7 +16,7 @@ from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.evidence import Evidence, read_column
 from mismatchctl.results.growth import Growth
 
-_MAX_LOG_RATIO = 20.0
+_MAX_LOG_RATIO, _MAX_DISTANCE = 20.0, 5.0
 _SMALLEST_DOUBT = 0.02  # 1 - p below which a token is nearly certain. Added to 1 - p before a division by 1 - p.
 
 
@@ -391,14 +391,16 @@ class Case:
         score = self.means(np.abs(self.x)) if score is None else score
         return found[np.argsort(-score[found], kind="stable")][:3]
 
+    @cached_property
+    def _distances(self) -> Float64s:
+        return self.means(np.minimum(np.abs(self.x), _MAX_DISTANCE))
+
     def find_better_reading(self, side: str, values: Float64s) -> Bools:
         """Return True for sequences whose mismatch falls to a third if `values` [T] replace one side's log-probs."""
         other = self.t if side == "rollout" else self.r
+        before = self._distances
         with np.errstate(invalid="ignore"):
-            changed = np.abs(other - values[self.index])
-        before, after = (
-            self.means(np.minimum(np.nan_to_num(apart, nan=1e3), 5.0)) for apart in (np.abs(self.x), changed)
-        )
+            after = self.means(np.fmin(np.abs(other - self._sound(values)), _MAX_DISTANCE))  # a NaN is far away
         better = (self.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= 0.35 * before)
         if better.sum() > 0.5 * (self.counts >= _MIN_TOKENS).sum():  # then all others that do not get worse
             better |= after < before

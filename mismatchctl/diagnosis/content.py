@@ -18,8 +18,8 @@ IDENTITY_COLUMNS = ("model", "engine")
 """Per-sequence columns that name the model and the inference engine."""
 _PROBES = 16
 _MOST_ROWS = 1 << 20
-_HASHED_AT_ONCE = 1 << 16
-"""Number of sequences whose probed tokens are in memory at a time."""
+_HASHED_AT_ONCE = 1 << 11
+"""Number of sequences whose probed tokens are in the CPU cache at a time."""
 _MOST_NAMES = 8
 _VOCABULARY_BINS = 64
 
@@ -56,8 +56,8 @@ class SequenceHashes:
         sizes = counts[some]
 
         def probe(piece: slice) -> tuple[Ints, Ints]:
-            places = (sizes[piece] - 1) * np.arange(_PROBES)[:, None] // (_PROBES - 1)
-            tokens = bounds[some[piece]] + places
+            places = (sizes[piece, None] - 1) * np.arange(_PROBES) // (_PROBES - 1)
+            tokens = bounds[some[piece], None] + places
             return places, tokens if index is None else index[tokens]
 
         pieces = [slice(start, start + _HASHED_AT_ONCE) for start in range(0, max(len(some), 1), _HASHED_AT_ONCE)]
@@ -88,16 +88,18 @@ class SequenceHashes:
 
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
     """Hash the length and 16 valid tokens of each sequence, and the ids of rows that can be sampled twice."""
+    kind = np.result_type(rows.rollout, rows.train, np.float32)
     with np.errstate(invalid="ignore"):
-        both = np.stack([values[tokens].astype(np.float64) for values in (rows.rollout, rows.train)])
-    both = np.clip(np.nan_to_num(both), -1e4, 1e4)
+        both = np.clip(np.stack([values.take(tokens) for values in (rows.rollout, rows.train)]), -1e4, 1e4, dtype=kind)
+    both[np.isnan(both)] = 0.0
     # steps per nat: copies with other rounding have the same hash
-    coarse, fresh = np.rint(both * 128.0), np.diff(places, axis=0, prepend=-1) > 0
-    informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=0) >= 6
-    probed = (np.where(informative, coarse, both) + 0.0).view(np.uint64).reshape(2 * _PROBES, len(some))
-    salts = np.arange(len(probed), dtype=np.uint64)[:, None]  # one mixture of all probes is faster than one per probe
-    hashes = mix_hashes(mix_hashes(probed, salts).sum(axis=0, dtype=np.uint64), sizes.astype(np.uint64))
-    surprise = -np.maximum(both[0], -50.0).mean(axis=0) * sizes
+    coarse, fresh = np.rint(both * 128), np.diff(places, axis=1, prepend=-1) > 0
+    informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=1) >= 6
+    probed = np.where(informative[:, None], coarse, both).astype(np.float64) + 0.0
+    salts = np.arange(2 * _PROBES, dtype=np.uint64).reshape(2, 1, _PROBES)  # one mixture is faster than one per probe
+    hashes = mix_hashes(probed.view(np.uint64), salts).sum(axis=(0, 2), dtype=np.uint64)
+    hashes = mix_hashes(hashes, sizes.astype(np.uint64))
+    surprise = -np.maximum(both[0], -50.0).mean(axis=1, dtype=np.float64) * sizes
     common = np.flatnonzero(surprise <= 14.0)  # nats: two samples of a less probable sequence are not equal by chance
     del both, coarse, probed  # the ids take memory too
     if len(common):
@@ -128,7 +130,7 @@ def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[
         return 0, 0
     valid = ids if rows.mask.all() else ids * rows.mask
     sums = np.add.reduceat(valid, rows.segments.offsets[some], dtype=np.float64)
-    hashes = hash_content([sizes.astype(np.float64), sums, *ids[tokens].astype(np.float64)])
+    hashes = hash_content([sizes.astype(np.float64), sums, *ids[tokens.T].astype(np.float64)])
     return int(hashes.sum(dtype=np.uint64)), len(some)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
-from operator import add
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,18 +150,28 @@ def gather_evidence(
 
 
 def _gather_run(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: int) -> Evidence:
-    evidence = reduce(add, (_gather_piece(piece, by, flags) for _, piece in rows.blocks(PIECE_TOKENS)), Evidence())
-    sample = RowSample.of(_hash_rows(rows), rows, size, tokens)
-    return replace(evidence, sample=sample, hashes=SequenceHashes.of(rows))
-
-
-def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction]) -> Evidence:
+    terms = measure_levels(rows.segments, rows.rollout, rows.train, rows.mask)
+    flagged = {name: found for flag in flags for name, found in flag(rows).items()}
     return Evidence(
-        tallies={name: found for flag in flags for name, found in flag(rows).items() if found.tokens},
-        cells=sum_levels(rows, rows.rollout, rows.train, rows.mask, ("", LAG_COLUMN, "worker", *by)),
+        tallies={name: found for name, found in (_count_identical(rows, terms) | flagged).items() if found.tokens},
+        cells=sum_levels(rows, terms, ("", LAG_COLUMN, "worker", *by)),
+        sample=RowSample.of(_hash_rows(rows), rows, size, tokens),
         tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),
+        hashes=SequenceHashes.of(rows),
     )
+
+
+def _count_identical(rows: Rows, terms: LevelTerms) -> dict[str, Tally]:
+    valid = rows.segments.lengths if rows.mask.all() else rows.segments.sum(rows.mask).astype(np.int64)
+
+    def tally(counts: Ints, identical: bool) -> Tally:
+        marked = np.flatnonzero(counts)
+        few = rows.take(marked[:MAX_PLACES])
+        places = Tally.of(few, ((few.rollout == few.train) == identical) & few.mask).places
+        return Tally(int(counts.sum()), len(marked), places)
+
+    return {"identical": tally(terms.identical, True), "different": tally(valid - terms.identical, False)}
 
 
 def _hash_rows(rows: Rows) -> Hashes:
@@ -170,61 +179,84 @@ def _hash_rows(rows: Rows) -> Hashes:
     hashes = rows.segments.lengths.astype(np.uint64)
     some = np.flatnonzero(rows.segments.nonempty)
     last, found = rows.segments.lengths[some] - 1, hashes[some]
-    tokens = rows.segments.offsets[some] + last * np.arange(_HASH_PROBES)[:, None] // (_HASH_PROBES - 1)
+    tokens = rows.segments.offsets[some, None] + last[:, None] * np.arange(_HASH_PROBES) // (_HASH_PROBES - 1)
     with np.errstate(invalid="ignore"):  # a NaN of padding may be one that signals
-        plain = [(values[tokens] + 0.0).astype(np.float64).view(np.uint64) for values in (rows.rollout, rows.train)]
-    for rollout, train in zip(*plain, strict=True):
+        both = [(values.take(tokens.T) + 0.0).astype(np.float64) for values in (rows.rollout, rows.train)]
+    for rollout, train in zip(*(values.view(np.uint64) for values in both), strict=True):
         found = mix_hashes(mix_hashes(found, rollout), train)
     hashes[some] = found
     return hashes
 
 
-def sum_levels(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str]) -> LevelSums:
+class LevelTerms(NamedTuple):
+    """Valid tokens of each sequence [S]: finite ones, identical ones, sums of the |log ratio| and of probabilities.
+
+    Only finite tokens are part of the sums.
+    """
+
+    finite: Ints
+    identical: Ints
+    size: Float64s
+    certain: Float64s
+
+
+def measure_levels(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> LevelTerms:
+    sums = np.empty((len(segments), len(LevelTerms._fields)))
+    if compiled_loops_in_use():
+        kind = np.result_type(rollout, train, np.float32)
+        both = (np.ascontiguousarray(values, kind) for values in (rollout, train))
+        sum_level_terms(*both, np.ascontiguousarray(valid).view(np.uint8), segments.offsets, LEVEL_CAP, sums)
+    else:
+        for start, stop in segments.blocks(PIECE_TOKENS):
+            tokens = slice(*segments.offsets[[start, stop]])
+            own = Segments(segments.offsets[start : stop + 1] - tokens.start)
+            sums[start:stop] = _sum_level_terms(own, rollout[tokens], train[tokens], valid[tokens]).T
+    return LevelTerms(*sums[:, :2].T.astype(np.int64), *sums[:, 2:].T)
+
+
+def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> Float64s:
+    """Return the LevelTerms [4, S], as the compiled loop does."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(np.subtract(train, rollout, dtype=np.float64))
+        prob = np.exp(np.minimum(train, 0.0, dtype=np.float64))
+    finite = valid & np.isfinite(size)
+    terms = (
+        finite,
+        valid & (rollout == train),
+        np.where(finite, np.minimum(size, LEVEL_CAP), 0.0),
+        np.where(finite, prob, 0.0),
+    )
+    return np.stack([segments.sum(values) for values in terms])
+
+
+def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
     """Return the moments [4, 4] of sequences by (column, step, value). The column "" contains all sequences.
 
     Moments are sums of products of 1, the level, the log length and the log uncertainty (mean 1 - p), so that a
     regression can remove the effects of length and uncertainty. The level is log |log ratio| minus the log of the size
     that equal noise in all logits would give.
     """
-    counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound)
-    some = (counts > 0) & (total > 0)  # a sequence that agrees to the bit has no noise to measure
-    expected = 1.02 * counts[some] - certain[some]
-    counts, total = counts[some], total[some]
-    terms = np.stack(
-        [np.ones(len(counts)), np.log(total / expected), np.log(counts), np.log(expected / counts)], axis=1
-    )
+    some = (levels.finite > 0) & (levels.size > 0)  # a sequence that agrees to the bit has no noise to measure
+    counts = levels.finite[some]
+    expected = 1.02 * counts - levels.certain[some]
+    level = np.log(levels.size[some] / expected)
+    terms = np.stack([np.ones(len(counts)), level, np.log(counts), np.log(expected / counts)], axis=1)
     moments = terms[:, :, None] * terms[:, None]
-    steps = read_column(rows, "step")[some].tolist()
+    steps = read_column(rows, "step")[some]
     cells: LevelSums = {}
     for name in dict.fromkeys(columns):
         values = version_lag(rows) if name == LAG_COLUMN else read_column(rows, name) if name in rows.columns else None
         if values is None and name:
             continue
-        keys = [None] * len(steps) if values is None else values[some].tolist()
-        pairs = list(zip(steps, keys, strict=True))
+        keys = np.full(len(steps), None, object) if values is None else values[some]
+        new = (steps[1:] != steps[:-1]) | (keys[1:] != keys[:-1])
+        starts = np.flatnonzero(np.append(True, new)[: len(steps)])  # runs of equal pairs
+        pairs = list(zip(steps[starts].tolist(), keys[starts].tolist(), strict=True))
         known = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
-        index = np.fromiter(map(known.__getitem__, pairs), np.int64, len(pairs))
         sums = np.zeros((len(known), *moments.shape[1:]))
-        np.add.at(sums, index, moments)
+        np.add.at(sums, [known[pair] for pair in pairs], np.add.reduceat(moments, starts))
         cells |= {(name, *key): own for key, own in zip(known, sums, strict=True)}
     return cells
-
-
-def _compute_level_terms(
-    segments: Segments, rollout: Floats, train: Floats, sound: Bools
-) -> tuple[Ints, Float64s, Float64s]:
-    """Return the number of tokens, the summed |log ratio| and the summed probability of each sequence [S]."""
-    if compiled_loops_in_use():
-        kind, sums = np.result_type(rollout, train, np.float32), np.empty((len(segments), 3))
-        both = (np.ascontiguousarray(values, kind) for values in (rollout, train))
-        sum_level_terms(*both, np.ascontiguousarray(sound).view(np.uint8), segments.offsets, LEVEL_CAP, sums)
-        return sums[:, 0].astype(np.int64), sums[:, 1], sums[:, 2]
-    with np.errstate(invalid="ignore", over="ignore"):
-        size = np.abs(np.subtract(train, rollout, dtype=np.float64))
-        prob = np.exp(np.minimum(train, 0.0, dtype=np.float64))
-    sound = sound & np.isfinite(size)
-    size, prob = np.where(sound, np.minimum(size, LEVEL_CAP), 0.0), np.where(sound, prob, 0.0)
-    return segments.sum(sound).astype(np.int64), segments.sum(size), segments.sum(prob)
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:

@@ -88,17 +88,21 @@ def test_level_terms_are_the_sums_of_each_sequence(kind: type, compiled: bool, m
     train = -rng.exponential(1.0, segments.tokens).astype(kind)
     rollout = np.minimum(train + rng.normal(0, 0.7, segments.tokens), 0.5).astype(kind)
     sound = rng.random(segments.tokens) < 0.8
+    train[100:120] = rollout[100:120]
     train[[3, 4, 5]], rollout[[4, 6, 7]], train[[8, 9]] = (
         (np.nan, -np.inf, -np.inf),
         (-np.inf, np.nan, np.inf),
         (-2000, 3),
     )
-    terms = evidence._compute_level_terms(segments, rollout, train, sound)
+    terms = evidence.measure_levels(segments, rollout, train, sound)
     for index, (start, stop) in enumerate(pairwise(segments.offsets.tolist())):
         pairs = [
             (abs(float(t) - float(r)), min(float(t), 0.0))
             for t, r, valid in zip(train[start:stop], rollout[start:stop], sound[start:stop], strict=True)
             if valid and math.isfinite(t) and math.isfinite(r)
         ]
-        expected = len(pairs), sum(min(gap, 1.0) for gap, _ in pairs), sum(math.exp(t) for _, t in pairs)
+        same = sum(
+            bool(v) and t == r for t, r, v in zip(*(of[start:stop] for of in (train, rollout, sound)), strict=True)
+        )
+        expected = len(pairs), same, sum(min(gap, 1.0) for gap, _ in pairs), sum(math.exp(t) for _, t in pairs)
         assert [term[index] for term in terms] == pytest.approx(expected, rel=1e-12)

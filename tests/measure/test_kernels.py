@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.core.bins import close_layers, new_layer_table
-from mismatchctl.diagnosis.evidence import _compute_level_terms
+from mismatchctl.diagnosis.evidence import measure_levels
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
@@ -254,9 +254,10 @@ def test_terms_of_levels_agree_with_plain_loops(dtype: type, broken: bool) -> No
         sound[::5] = False
         policy[[3, 20]], reference[[4, 30]], policy[40] = np.nan, -np.inf, 1.0
     segments = Segments.from_lengths(lengths)
-    counts, sizes, certain = _compute_level_terms(segments, reference, policy, sound)
+    counts, identical, sizes, certain = measure_levels(segments, reference, policy, sound)
     for index, (start, stop) in enumerate(itertools.pairwise(segments.offsets.tolist())):
         pairs = [(float(policy[j]), float(reference[j])) for j in range(start, stop) if sound[j]]
+        assert identical[index] == sum(p == q for p, q in pairs)
         pairs = [(p, q) for p, q in pairs if math.isfinite(p - q)]
         assert counts[index] == len(pairs)
         assert sizes[index] == pytest.approx(math.fsum(min(abs(p - q), 1.0) for p, q in pairs), rel=1e-6, abs=1e-9)

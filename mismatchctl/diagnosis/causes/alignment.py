@@ -183,10 +183,9 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
     """Split each sequence where its two parts differ most. Return the position, a t statistic and the difference."""
     floor = max(0.3 * float(values.var()), 0.03)
-    n = case.each(case.counts).astype(np.float64)
-    starts = case.each(case.starts)
+    n = case.each(case.counts.astype(np.float64))
     running = np.append(0.0, np.cumsum(values))
-    before = running[np.arange(len(n))] - running[starts]
+    before = running[:-1] - case.each(running[case.starts])
     total = case.each(case.sums(values))
     k = case.place.astype(np.float64)
     inside = (k >= _EDIT_MIN_SIDE) & (n - k >= _EDIT_MIN_SIDE)

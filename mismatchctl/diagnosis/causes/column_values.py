@@ -287,13 +287,16 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
 def _find_decimals(values: Float64s) -> int | None:
     """Return the number of decimals with which nearly all values are exact."""
     used = values[values < -1e-3]
-    if len(used) < 50 or len(np.unique(used)) <= 10:
-        return None
-    for digits in _DECIMAL_DIGITS:
-        scaled = used * 10.0**digits
-        more = np.abs(scaled - np.round(scaled)) > np.abs(scaled) * 2.0**-23 + 1e-9
-        if more.sum() <= (1 - _LATTICE_ALL_SHARE) * len(used):
-            return digits
+    most = (1 - _LATTICE_ALL_SHARE) * len(used)
+
+    def count_longer(values: Float64s, digits: int) -> int:
+        scaled = values * 10.0**digits
+        return int(np.count_nonzero(np.abs(scaled - np.round(scaled)) > np.abs(scaled) * 2.0**-23 + 1e-9))
+
+    for digits in _DECIMAL_DIGITS if len(used) >= 50 else ():
+        # the first values usually have too many decimals already
+        if count_longer(used[: 1 << 13], digits) <= most and count_longer(used, digits) <= most:
+            return digits if len(np.unique(used)) > 10 else None
     return None
 
 
@@ -386,8 +389,8 @@ def detect_clamped(case: Case) -> Detection | None:
     return None
 
 
-_FEWEST = 200
-_POWER = 0.1
+_FEWEST, _FEWEST_FAR = 200, 8
+_FAR, _POWER = 0.25, 0.1
 _UNSURE = (-3.0, -0.3)
 
 
@@ -400,7 +403,10 @@ def detect_other_token_recorded(case: Case) -> Detection | None:
 
 def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) -> Detection | None:
     """Find tokens for which one side recorded the log-prob of a more likely token."""
-    down, p = other - own, np.exp(np.minimum(own, 0.0))
+    down = other - own
+    if np.count_nonzero(down < -_FAR) < _FEWEST_FAR:
+        return None
+    p = np.exp(np.minimum(own, 0.0))
     doubt = 1.0 - p
     doubtful = case.doubtful | (own < -0.02)
     if doubtful.sum() < _FEWEST:
@@ -408,10 +414,10 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     scaled = down / (doubt + 0.02)
     # use the closest 20% of the tokens for the noise, because most tokens may be wrong
     noise = max(float(np.quantile(np.abs(scaled[doubtful]), 0.2)) / 0.2533, 1e-4)
-    limit = np.maximum(12.0 * noise * (doubt + 0.02), 0.25)
+    limit = np.maximum(12.0 * noise * (doubt + 0.02), _FAR)
     far, near = down < -limit, np.abs(scaled) < 4.0 * noise
     count = int(far.sum())
-    if count < 8 or _is_constant(own[far]) or _is_constant(other[far]):
+    if count < _FEWEST_FAR or _is_constant(own[far]) or _is_constant(other[far]):
         return None
     other_way = float((down > limit).sum()) / count
     between = float(((down < 0) & ~near & ~far & doubtful).sum()) / count

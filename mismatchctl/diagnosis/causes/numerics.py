@@ -58,8 +58,9 @@ def detect_numerical_noise(case: Case) -> Detection | None:
         return None
     k3, mean = float(case.k3.mean()), float(np.abs(case.x).mean())
     (share, far), doubtful = tail_shares(case), np.clip(case.standard[case.doubtful], -30, 30)
-    power = float((doubtful**2).mean()) if len(doubtful) else 0.0
-    uneven = float((doubtful**4).mean()) / power**2 if power > 0 else 3.0  # the kurtosis
+    square = doubtful * doubtful
+    power = float(square.mean()) if len(doubtful) else 0.0
+    uneven = float((square * square).mean()) / power**2 if power > 0 else 3.0  # the kurtosis
     balanced, few = _is_balanced(case), len(case.x) < 200
     usual = case.noise < BFLOAT16_NOISE or (may_be_larger(case) and share >= ROUTED_TAIL)
     tailed, cached = share >= _LIGHT_TAIL, _CACHE_LIKE[0] < uneven < _CACHE_LIKE[1] and case.noise > FLOAT32_NOISE

@@ -70,7 +70,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("low_precision_logging", column_values.detect_low_precision_logging),
     Cause("duplicated_rows", rows.detect_duplicated_rows),
     Cause("batch_dependent_kernels", data_shape.detect_batch_dependent_kernels, columns=("micro_batch",)),
-    Cause("identical", rows.detect_identical, flags=rows.flag_identical),
+    Cause("identical", rows.detect_identical),
     Cause("sequence_means", column_values.detect_sequence_means),
     Cause("clamped", column_values.detect_clamped),
     Cause("packed_columns", data_shape.detect_packed_columns, columns=("response_mask",)),

@@ -8,11 +8,9 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_count
-from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import BFLOAT16_NOISE, UNRELATED_CORRELATION, Case, cached_on_case
 from mismatchctl.diagnosis.causes.staleness import of_one_version
 from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, make_share_fact, percent
-from mismatchctl.diagnosis.evidence import Tally
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.model import Fact
 
@@ -59,14 +57,6 @@ def _row_values(case: Case, row: int) -> np.ndarray:
 
 
 _IDENTICAL_TOKEN_SHARE = 0.999
-
-
-def flag_identical(rows: Rows) -> dict[str, Tally]:
-    equal = rows.rollout == rows.train
-    same = Tally.of(rows, equal & rows.mask)
-    if 0 < same.tokens < _IDENTICAL_TOKEN_SHARE * np.count_nonzero(rows.mask):
-        return {"identical": same}
-    return {"identical": same, "different": Tally.of(rows, ~equal & rows.mask)}
 
 
 def detect_identical(case: Case) -> Detection | None:

@@ -82,13 +82,16 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
         return _match_truncation(case, read)
     ratio, direction = case.calibration, case.coherence
     excess, z, likely = ratio.excess, ratio.z, direction.likely
+    if max(likely, direction.unlikely) < -0.7:
+        bounded = np.expm1(np.minimum(case.x, _TRUNCATED_STRAY_RATIO))
+        excess, z = float(bounded.mean()), case.clustered_z(bounded)
+    # a sampler removes more mass than rounding does
+    if z > _TRUNCATED_Z or -excess < 1e-6:
+        return None
     above = case.rollout[case.rows.mask]
     # log-probs above 0 do not come from a renormalized distribution
     if float(((above > 1e-3) & (above < _TRUNCATED_STRAY_RATIO)).mean()) > 0.01:
         return None
-    if max(likely, direction.unlikely) < -0.7:
-        bounded = np.expm1(np.minimum(case.x, _TRUNCATED_STRAY_RATIO))
-        excess, z = float(bounded.mean()), case.clustered_z(bounded)
     unsure = case.r[case.r < 0]
     certain = (case.r == 0) & (case.t < min(-1e-4, float(unsure.max()) if len(unsure) else 0.0))
     zeros = float(certain.mean())
@@ -96,10 +99,8 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     power = compare_same_contexts(case)
     one_sided |= power is not None and power[2] > SAME_SURE_EXPLAINED  # a temperature alone does not change E[ratio]
     nucleus = zeros > 0.005
-    # A sampler removes more mass than rounding does. At nearly all positions, it keeps more than 1e-6.
-    if z > _TRUNCATED_Z or not (one_sided or nucleus) or -excess < 1e-6:
-        return None
-    if float(np.quantile(case.x, 0.05)) < math.log(1e-6):
+    # at nearly all positions, a sampler keeps more than 1e-6 of the mass
+    if not (one_sided or nucleus) or float(np.quantile(case.x, 0.05)) < math.log(1e-6):
         return None
     if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < 0.3:
         return None  # top-p cannot keep only these tokens: the trainer finds them unlikely

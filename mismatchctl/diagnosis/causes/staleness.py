@@ -15,7 +15,7 @@ from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_label
 from mismatchctl.diagnosis.case import BFLOAT16_NOISE, FLOAT32_NOISE, Case, cached_on_case, quantile_bins
 from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, percent
-from mismatchctl.diagnosis.evidence import LAG_COLUMN, GroupValue, sum_levels, version_lag
+from mismatchctl.diagnosis.evidence import LAG_COLUMN, GroupValue, measure_levels, sum_levels, version_lag
 from mismatchctl.diagnosis.evidence import LevelSums as AllCells
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.growth import fit_growth
@@ -504,7 +504,7 @@ def _sum_sample(case: Case, reshaped: bool) -> AllCells:
         for number in np.unique(bins):
             rollout[case.index[bins == number]] += np.median(case.x[bins == number])
     columns = dict.fromkeys(name for name, _, _ in case.evidence.cells)
-    return sum_levels(case.rows, rollout, case.train, case.sound, columns)
+    return sum_levels(case.rows, measure_levels(case.rows.segments, rollout, case.train, case.sound), columns)
 
 
 def find_deviations(cells: StepCells) -> list[Deviation]:

@@ -393,22 +393,23 @@ def search_sequences(
 
 
 @compile_sums
-def _add_level_terms(rollout: Any, train: Any, sound: Any, cap: float, sums: Any) -> None:
+def _add_level_terms(rollout: Any, train: Any, valid: Any, cap: float, sums: Any) -> None:
     """Add up the level terms of one sequence. The constant comes first in `min` and `max`, which then drop a NaN."""
-    tokens = size = certain = 0.0
+    finite = identical = size = certain = 0.0
     for j in range(len(train)):
         x = abs(float64(train[j]) - float64(rollout[j]))
-        used = float64(sound[j]) if x < np.inf else 0.0
+        used = float64(valid[j]) if x < np.inf else 0.0
         k, r, scale = split_exponent(min(0.0, max(SMALLEST_EXPONENT, float64(train[j]))))
-        tokens += used
+        finite += used
+        identical += float64(valid[j]) if train[j] == rollout[j] else 0.0
         size += used * min(cap, x)
         certain += used * (scale * (1.0 + (r + k)))
-    sums[0], sums[1], sums[2] = tokens, size, certain
+    sums[0], sums[1], sums[2], sums[3] = finite, identical, size, certain
 
 
 @compile_loop
-def sum_level_terms(rollout: Any, train: Any, sound: Any, offsets: Any, cap: float, sums: Any) -> None:
-    """Write tokens, sum of |log ratio| up to `cap` and sum of probabilities of each sequence to `sums` [S, 3]."""
+def sum_level_terms(rollout: Any, train: Any, valid: Any, offsets: Any, cap: float, sums: Any) -> None:
+    """Write the LevelTerms of each sequence to `sums` [S, 4]. |log ratio| is at most `cap`."""
     for i in range(len(offsets) - 1):
         tokens = slice(offsets[i], offsets[i + 1])
-        _add_level_terms(rollout[tokens], train[tokens], sound[tokens], cap, sums[i])
+        _add_level_terms(rollout[tokens], train[tokens], valid[tokens], cap, sums[i])
