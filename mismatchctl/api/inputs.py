@@ -1,4 +1,4 @@
-"""Types of the arguments of the Python API, and their conversion."""
+"""Types of arguments of the Python API, and functions that check and convert arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Returned = TypeVar("Returned")
 
 
 def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
-    """Suggest the right name for a misspelt keyword, and limit BLAS to one thread during the call."""
+    """Decorate a public function: suggest the right name of a misspelt keyword, and limit BLAS to one thread."""
     names = [name for name, one in signature(function).parameters.items() if one.kind != one.VAR_POSITIONAL]
 
     @wraps(function)
@@ -80,11 +80,11 @@ StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
 Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
 """One number per token: an array or tensor [B, T], a nested tensor, a list of rows, or a column of lists."""
 Columns: TypeAlias = Mapping[str, Values]
-"""A table as a mapping of columns. `rollout`, `train`, `mask` and `current` are short for the dump's column names."""
+"""A mapping of column names to columns. `rollout`, `train`, `mask` and `current` are short names of dump columns."""
 Table: TypeAlias = Union[ArrowTable, PandasTable, "pl.LazyFrame", FormattedDataset, Columns]
 """A table with one row per sequence."""
 Source: TypeAlias = StrPath | Table
-"""A path (file, folder or glob) or a table in memory. Each source is a run."""
+"""A path (file, folder or glob) or a table in memory. Each source is one run."""
 Sources: TypeAlias = Source | Iterable[Source]
 """One or several sources."""
 CorrectionLike: TypeAlias = Union[str, "os.PathLike[str]", "Correction", Mapping[str, object]]
@@ -138,7 +138,7 @@ def _flatten(given: object) -> Iterator[object]:
 
 
 def make_memory_table(source: object, title: str = "the table in memory", number: int = 1) -> MemoryTable:
-    """Convert a table with one row per sequence to a table in memory."""
+    """Convert a table of any supported library to a MemoryTable. The table has one row per sequence."""
     import polars as pl
     import pyarrow as pa
 
@@ -208,7 +208,6 @@ def _check_names(columns: Iterable[object]) -> list[str]:
 
 
 def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
-    """Convert a column to Arrow without a Python object per number."""
     import numpy as np
     import pyarrow as pa
 
@@ -306,7 +305,7 @@ def check_choice(name: str, value: object, known: Sequence[str]) -> None:
 
 @contextmanager
 def config_file(config: StrPath | Mapping[str, object]) -> Iterator[Path | str]:
-    """Write a mapping to a temporary file. In error messages, "the mapping" replaces the path of this file."""
+    """If `config` is a mapping, write it to a temporary file. Errors say "the mapping" instead of the file's path."""
     if not isinstance(config, Mapping):
         yield os.fspath(config)
         return

@@ -1,6 +1,6 @@
-"""Snippets that record log-probs from a framework, and their places in the framework's installed version.
+"""Code snippets that record log-probs in a framework, and the lines of the framework at which to insert them.
 
-The snippets are the Python blocks of docs/integrations. docs/integrations/places.yaml contains their places.
+The snippets are the Python blocks in docs/integrations/FRAMEWORK.md. docs/integrations/places.yaml names the lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mismatchctl.io.yaml import read_data
 PAGES_FOLDER = "docs/integrations"
 CI_FOLDER = "templates/ci"
 _CI_FILES = {"record.py": "ci/record.py", "prompts.jsonl": "ci/prompts.jsonl"}
-"""Template -> path of the file in the user's repository."""
+"""Name of a template -> path of its copy in the user's repository."""
 BEGIN, END = "# >>> mismatchctl init", "# <<< mismatchctl init"
 _PATCHED = re.compile(rf"^[ ]*{BEGIN}\n.*?^[ ]*{END}\n", re.MULTILINE | re.DOTALL)
 
@@ -50,7 +50,7 @@ class Edit:
         return len(text) if end < 0 else end + 1
 
     def apply(self, text: str) -> str:
-        """Insert the code with the indentation of the lines around it."""
+        """Insert the code with the indentation of the line below it."""
         at = self.find(text)
         if at is None:
             raise ConfigError(
@@ -70,7 +70,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Integration:
-    """The snippet of a framework and its places."""
+    """The edits that add recording code to a framework."""
 
     name: str
     packages: tuple[str, ...]
@@ -96,7 +96,7 @@ class Integration:
         return files
 
     def edits_for(self, path: Path, text: str) -> list[Edit]:
-        """Return the edits for a file with the right path, or with the lines that the edits need."""
+        """Return the edits that fit a file: all lines at which they insert code are in its text."""
         files = self.edits_by_file()
         for file, edits in files.items():
             if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):
@@ -112,7 +112,7 @@ class Integration:
 
 
 def read_integration(name: str) -> Integration:
-    """Read the snippets and places of a framework, whose name is written in any case, with - or _."""
+    """Read the integration of a framework. Upper case, spaces, - and _ in its name do not matter."""
     places = _read_places()
     known = {re.sub("[-_ .]", "", each): each for each in places}
     found = known.get(re.sub("[-_ .]", "", name.lower()))
@@ -153,7 +153,7 @@ def _read_edits(name: str, edits: Iterable[Mapping[str, Any]]) -> Iterator[Edit]
 
 
 def _split_snippet(code: str) -> dict[str, str]:
-    """Split a snippet after the statement that creates the recorder."""
+    """Split a snippet into the part that creates the recorder, and the rest."""
     created = next(node for node in ast.parse(code).body if "Recorder(" in ast.unparse(node))
     lines = code.splitlines(keepends=True)
     setup, hook = lines[: created.end_lineno], lines[created.end_lineno :]
@@ -161,7 +161,7 @@ def _split_snippet(code: str) -> dict[str, str]:
 
 
 def find_source(file: str, root: Path | None) -> Path | None:
-    """Find a file of a framework below `root`, the working directory or an installed package, without an import."""
+    """Find a source file of a framework. Search in `root`, or else in the working directory and installed packages."""
     parts = Path(file).parts
     package = next(part for part in parts if part != "src")
     folders = [root] if root else [Path.cwd(), *_package_parents(package)]
@@ -182,7 +182,7 @@ def _package_parents(package: str) -> list[Path]:
 
 
 def patch_text(text: str, edits: Iterable[Edit]) -> str:
-    """Insert the code of all edits into the text of a file. The code of an earlier patch is replaced."""
+    """Insert the code of all edits into the text of a file. If the text is already patched, replace the old code."""
     text = remove_patch(text)
     for edit in edits:
         text = edit.apply(text)
@@ -198,7 +198,7 @@ def remove_patch(text: str) -> str:
 
 
 def ci_files(framework: str, *, gitlab: bool) -> dict[str, str]:
-    """Return the files of a CI job by their paths: the recording script, its prompts and the workflow."""
+    """Return the path and the text of each file of a CI job: a recording script, its prompts and the workflow."""
     workflow = {"gitlab.yml": "ci/gitlab.yml"} if gitlab else {"github.yml": ".github/workflows/mismatch.yml"}
     folder = find_packaged_folder(CI_FOLDER)
     files = {place: (folder / name).read_text(encoding="utf-8") for name, place in {**_CI_FILES, **workflow}.items()}

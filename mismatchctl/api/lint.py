@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import RunResult
 
 MUCH_REJECTION = 0.5
-"""Above this share of rejected tokens, lint warns."""
+"""If a correction rejects a larger share of the tokens, lint warns."""
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _SETTINGS = (*_TRUNCATIONS, *_PENALTIES, "temperature", "logprobs_mode", "logprobs")
 _MASK = "sampling_mask"
-"""Part of the names of options that record which tokens the engine could sample, as a mask for the trainer."""
+"""If this text is in the name of an option, the option records which tokens the engine could sample."""
 _VOCABULARY = 1_000_000
 _RAW = ("raw_logprobs", "raw_logits")
 _REPLAY = (
@@ -44,7 +44,7 @@ def lint(
     for written in all_written:
         chosen, native = written.framework, written.keys
         plain = [one for one in written.scalars if len(one.keys) == 1 and not one.quoted]
-        texts = {one.keys[0]: one.text for one in plain if is_text_in_yaml_1_1(one.text)}  # text like a number
+        texts = {one.keys[0]: one.text for one in plain if is_text_in_yaml_1_1(one.text)}  # such as 1e-4
         as_read = native | texts if chosen.reads_yaml_1_1 else native
         unknown = [*(place for place, _ in written.unknown), *([""] if written.missing else [])]
         traps = [*_find_digit_traps(written.scalars), *_find_unknown_values(written), *chosen.lint(as_read, unknown)]
@@ -56,7 +56,7 @@ def lint(
 
 
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
-    """Yield findings about values that affect the correction but are not in the file."""
+    """Yield findings about settings of the correction whose values are not in the file."""
     for name in written.missing:
         consequence = f"inherits from {name}, which was not found: its settings are unknown"
         yield LintMessage("unknown", "defaults", consequence, "put the file at this path", name)
@@ -86,7 +86,6 @@ def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:
 def _measure_findings(
     framework: Framework, native: Mapping[str, Any], dumps: Sequence[DumpSource], rename: Mapping[str, str]
 ) -> Iterator[LintMessage]:
-    """Yield findings about the effect of the correction on the dumps."""
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.results.summary import changes_loss_scale
 
@@ -166,7 +165,6 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator
 
 
 def _changes(found: Mapping[str, tuple[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """List the settings that change the sampling distribution."""
     for name, (place, value) in found.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
@@ -184,7 +182,7 @@ def _changes(found: Mapping[str, tuple[str, Any]]) -> Iterator[tuple[str, str, s
 
 
 def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Yield the name, place and value of each sampling setting."""
+    """Yield (name, (place, value)) for each sampling setting."""
     for place in places:
         level = find_value(native, *filter(None, place.split(".")))
         for key, value in level.items() if isinstance(level, Mapping) else ():
@@ -195,7 +193,7 @@ def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iter
 
 
 def _records_mask(native: Mapping[str, Any]) -> bool:
-    """Return True if the engine's sampling mask is recorded for the trainer."""
+    """Return True if the engine records which tokens it could sample, so that the trainer can mask the others."""
     return any(
         (_MASK in str(key).replace("-", "_") and value not in (False, None))
         or (isinstance(value, Mapping) and _records_mask(value))

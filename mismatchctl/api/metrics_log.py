@@ -1,4 +1,4 @@
-"""Analysis of a metrics log without a dump: mismatch metrics, their trend and level, and what to do next."""
+"""Analyze a metrics log without a dump: find its mismatch metrics, and describe their level and trend."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from mismatchctl.results.views import add_version, json_text
 Role = Literal["mismatch"] | Health
 
 _OF_LOSS = re.compile(r"loss|advantage", re.IGNORECASE)
-"""Names of quantities of a loss, which are not related to the mismatch."""
+"""Quantities with such a name describe a loss, not the mismatch."""
 _KL_LIKE = re.compile(r"k3|mismatch_kl|k3_kl", re.IGNORECASE)
 _RUN = " - "
 _PREFIXES = frozenset({"train", "training", "actor", "policy", "metrics", "debug", "rl"})
-"""Prefixes that trackers add to a framework's names."""
+"""Prefixes that trackers add to the names that a framework logs."""
 _HEAD = 1 << 20
 _SIGNATURE_BYTES = 256
 
@@ -46,12 +46,12 @@ class LoggedSeries(FiniteModel):
 
     name: str
     role: Role
-    metric: str = ""  # key of the metric of `analyze` with the same formula
-    meaning: str = ""  # the quantity, and the frameworks that log the quantity with this name
+    metric: str = ""  # key of the metric of `analyze` that has the same formula
+    meaning: str = ""  # the quantity, and the frameworks that log it with this name
     growth: Growth
-    level: str = ""  # comparison of the last values with documented values
-    not_finite: int = 0  # steps with a NaN or infinite value
-    lag: Lag | None = None  # lag of the leading mismatch metric behind this series
+    level: str = ""  # comparison of the last value with values from documents
+    not_finite: int = 0  # number of steps with a NaN or infinite value
+    lag: Lag | None = None  # by how many steps the leading mismatch metric follows this series
     steps: list[int | float | str]
     values: list[float | None]
 
@@ -66,7 +66,7 @@ class LoggedSeries(FiniteModel):
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run of a metrics log. The first metric in `mismatch` measures the mismatch best and is called leading."""
+    """One run of a metrics log. The first metric in `mismatch` measures the mismatch best: the leading metric."""
 
     name: str
     steps: list[int | float | str]
@@ -79,7 +79,7 @@ class LoggedRun:
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
-        """Describe by how many steps the changes of a series follow the changes of the leading metric."""
+        """Describe by how many steps the leading metric changes later or earlier than another series."""
 
         def when(apart: int, unit: str) -> str:
             return f"{abs(apart)} {unit} {'later' if apart > 0 else 'earlier'}" if apart else "in the same step"
@@ -98,7 +98,7 @@ class LoggedRun:
 
     @property
     def order(self) -> list[LoggedSeries]:
-        """Return the leading metric and the changed health metrics, in the order of their onsets."""
+        """Return the metrics that changed, in the order of the change: the leading metric and the health metrics."""
         found = [one for one in (*self.mismatch[:1], *self.health) if one.growth.changed]
         places = {label: place for place, label in enumerate(self.steps)}
         return sorted(found, key=lambda one: places.get(one.growth.onset or "", 0))
@@ -128,7 +128,7 @@ class LogAnalysis:
 
 @dataclass(frozen=True)
 class LoggedValues:
-    """All values of one run of a metrics log, before its metrics are recognized."""
+    """All values of one run of a metrics log, of known and unknown metrics."""
 
     name: str
     steps: list[int | float | str]
@@ -152,7 +152,7 @@ def read_logged_values(path: str | Path) -> list[LoggedValues]:
 
 
 def is_run_log(path: str | Path) -> bool:
-    """Return True if a path is a log of metrics by step instead of a dump."""
+    """Return True if a path is a metrics log, not a dump."""
     place = Path(path)
     suffix = place.suffix.lower()
     with suppress(OSError, csv.Error):  # the code that opens it reports the problem
@@ -184,7 +184,7 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Recognize the mismatch metrics of logs, and measure their trends. Equal names of runs get the file's path."""
+    """Find the mismatch metrics in logs, and measure their trends. Runs with equal names also get the log's path."""
     found: list[tuple[str | Path, LoggedRun]] = []
     count = 0
     for path in paths:
@@ -204,7 +204,7 @@ def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
 
 
 def _runs(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
-    """Group logged names by run. Each logged name is mapped to its name without W&B's run prefix."""
+    """Group logged names by run. For each logged name, also return the name without the W&B prefix "RUN - "."""
     if not all(_RUN in name for name in names):
         return {stem: {name: name for name in names}}
     found: dict[str, dict[str, str]] = {}
@@ -243,14 +243,14 @@ def _step(text: str) -> int | float | str:
 
 
 def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
-    """Return the mismatch metrics that frameworks log under this name."""
+    """Return the mismatch metrics that frameworks log with this name, and the frameworks."""
     first, _, rest = name.partition("/")
     for candidate in (name, *([rest] if rest and first.lower() in _PREFIXES else [])):
         named = (candidate, candidate.replace("/all/", "/"))  # the mean over environments
         found = {
             meaning: titles for meaning, titles in find_meanings(candidate).items()
             if meaning.basis in ("train/rollout", "current/rollout")
-            # with or without the panel prefix
+            # the logged name may lack the prefix of the framework's name
             and (meaning.name in named or ("_" in candidate and meaning.name.rpartition("/")[2] == candidate))
             and not _OF_LOSS.search(meaning.quantity)
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Predict rejection and metrics of data that a dump lacks: next batch, later steps, other response lengths."""
+"""Predict the rejection and ESS of corrections on other data: a new batch, later steps, longer responses."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _STANDARD_NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class BackTest:
-    """Check on the dump: the rejections of long responses, predicted from their first tokens, and as observed."""
+    """Predicted and observed rejections of long responses. The prediction uses only the first tokens of responses."""
 
-    start: int  # number of first tokens used
-    lengths: tuple[int, ...]  # predicted lengths [K]
+    start: int  # number of tokens at the start of each response that the prediction uses
+    lengths: tuple[int, ...]  # lengths for which rejections are predicted [K]
     predicted: tuple[float, ...]  # rejected fractions [K]
-    observed: tuple[float, ...]
+    observed: tuple[float, ...]  # rejected fractions [K]
     sequences: tuple[int, ...]  # number of responses of each length [K]
     noise: tuple[float, ...]  # standard error of `observed` [K]
 
@@ -43,13 +43,13 @@ class BackTest:
 
     @property
     def excess(self) -> float:
-        """Return the root mean square of predicted minus observed fractions, without the noise of the observations."""
+        """Return the root mean square error of the predicted fractions. The noise of `observed` is subtracted."""
         squares = np.subtract(self.predicted, self.observed) ** 2 - np.square(self.noise)
         return float(np.sqrt(max(squares.mean(), 0.0)))
 
     @property
     def miss(self) -> float:
-        """Return the error of the prediction per doubling of the length, on the scale of the normal distribution."""
+        """Return the error per doubling of the length, in standard normal units. The noise of `observed` is removed."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -68,19 +68,19 @@ class Prediction:
     quantity: str  # key of the metric, such as `rejected_sequences`
     value: float | None
     interval: tuple[float, float] | None  # central 95% interval
-    status: str  # "ok", or a limitation, or why the value is unknown
+    status: str  # "ok", a limitation of the prediction, or why the value is unknown
     model: str  # assumptions of the prediction
     check: BackTest | None = None
 
 
 def central_interval(draws: Float64s, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
-    """Return the central interval of draws. The ends of the interval are values that were drawn."""
+    """Return the central interval that contains the share `level` of the draws. Its ends are draws."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
 def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
-    """Return a random generator that depends on the set of clusters, but not on their order."""
+    """Return a random generator. The order of the clusters does not change its seed."""
     return np.random.default_rng([int(np.bitwise_xor.reduce(np.unique(keys))), *purpose.encode()])
 
 
@@ -88,24 +88,24 @@ FIRST_OCTAVE, OCTAVES = 4, 17
 LENGTH_GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
 """Lengths in tokens at which sequences are measured: 16, 32, ... 2^20."""
 MAX_SEQUENCES = 1 << 15
-"""Maximum sequences per run. Larger runs keep the clusters with the smallest hashes."""
+"""If a run has more sequences, the sample contains the clusters with the smallest hashes."""
 
 
 @dataclass(frozen=True)
 class SequenceSample:
-    """A sample of sequences of a dump [S]."""
+    """A sample of S sequences of a dump."""
 
     run: NDArray[Any]
     step: Hashes  # hash of the step of each sequence
-    cluster: Hashes  # hash of the step and of the prompt (without a prompt: of the sequence)
-    tokens: Ints  # valid tokens of each sequence
-    kept: Float64s  # tokens that each correction keeps [S, corrections]
-    # sums of log ratio, K3 and ratio minus 1 over the first tokens, by `LENGTH_GRID` [S, OCTAVES, 3]. Shorter sequences
-    # have the sums of all their tokens.
+    cluster: Hashes  # hash of step and prompt. Without prompts: hash of step and sequence
+    tokens: Ints  # number of valid tokens of each sequence
+    kept: Float64s  # number of tokens that each correction keeps [S, corrections]
+    # sums of log ratio, K3 and ratio minus 1 over the first 16, 32, ... tokens (LENGTH_GRID) [S, OCTAVES, 3]. If a
+    # sequence is shorter, the sums over all its tokens.
     sums: Float64s
-    lowest: Float64s  # extremes of the log ratio over the first tokens [S, OCTAVES]
-    highest: Float64s
-    is_complete: bool = True  # no sequence was left out because of the cap
+    lowest: Float64s  # smallest log ratio of the first 16, 32, ... tokens [S, OCTAVES]
+    highest: Float64s  # largest log ratio of the first 16, 32, ... tokens [S, OCTAVES]
+    is_complete: bool = True  # False if sequences were left out because of MAX_SEQUENCES
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -119,13 +119,13 @@ class SequenceSample:
         return SequenceSample.concatenate([self, other])
 
     def of_run(self, run: str) -> SequenceSample:
-        """Return the nonempty sequences of one run in a defined order."""
+        """Return the nonempty sequences of one run. The order of the dump does not change the result."""
         chosen = self._select((self.run == run) & (self.tokens > 0))
         order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
         return chosen._select(order)
 
     def truncate(self, octave: int) -> SequenceSample:
-        """Cut each longer sequence to LENGTH_GRID[octave] tokens."""
+        """Keep the sequences with at least LENGTH_GRID[octave] tokens, and cut each to this length."""
         long = self._select(self.tokens >= LENGTH_GRID[octave])
         return replace(
             long,
@@ -139,7 +139,7 @@ class SequenceSample:
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAY_FIELDS})
 
     def _cap(self) -> SequenceSample:
-        """Keep at most `MAX_SEQUENCES` of each run. Whole clusters are kept, in the order of their hashes."""
+        """If a run has more than MAX_SEQUENCES sequences, keep the clusters with the smallest hashes."""
         if len(self) <= MAX_SEQUENCES:
             return self
         keep = np.zeros(len(self), np.bool_)
@@ -154,7 +154,7 @@ _ARRAY_FIELDS = tuple(field.name for field in fields(SequenceSample) if field.na
 
 
 def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> SequenceSample:
-    """Sample one batch. Rows without a run belong to `run`. Empty sequences are left out."""
+    """Return the nonempty sequences of a batch as a sample. Sequences without a run name belong to `run`."""
     some, parts = batch.segments.nonempty, [empty_sample(len(corrections))]
     for name, (step, _), part in split_steps(batch if some.all() else batch.take(np.flatnonzero(some)), run):
         salt = hash_values(np.array([str(step)]))[0]
@@ -186,7 +186,7 @@ def _block_statistics(
 
 
 def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
-    """Return the running sum or extreme of each sequence after each number of tokens in `ends` [S, OCTAVES]."""
+    """For each sequence, reduce its tokens up to each position in `ends` to a sum, minimum or maximum [S, OCTAVES]."""
     starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
     filled = starts < ends
     found = np.full(ends.shape, neutral)
@@ -208,10 +208,11 @@ _BATCH_MODEL = (
 def predict_batch_rejection(
     sample: SequenceSample, correction: int, sequences: int, unit: RejectionUnit = "sequences"
 ) -> Prediction:
-    """Predict the fraction of a batch that a correction rejects. A sequence is rejected if all its tokens are.
+    """Predict the fraction of the tokens or sequences of a new batch that a correction rejects.
 
-    The interval includes the uncertainty about the prompts and the randomness of the batch. If steps differ
-    significantly, each batch is drawn from one step, and the status reports this.
+    A sequence counts as rejected if all of its tokens are rejected. The interval includes the random choice of the
+    prompts and the randomness of the batch. If the steps of the dump differ significantly, each simulated batch is
+    drawn from one step, and `status` says this.
     """
     quantity, question = f"rejected_{unit}", f"a batch of {sequences:,} sequences"
     kept = sample.kept[:, correction]
@@ -240,11 +241,11 @@ def predict_fresh_batch(
     *,
     is_folded: bool,
 ) -> FreshBatch:
-    """Predict the rejected share of tokens in a batch of the size of a step. The run has `sequences` sequences.
+    """Predict the share of tokens that a correction rejects in a new batch, which is as large as a step.
 
-    If there are enough steps, the result is the predicted share at the next step. Otherwise, batches are drawn from the
-    prompts. `table` contains the rejected and valid tokens by cluster and step [N, 2], and `shares` the rejected share
-    at each step.
+    If there are enough steps, predict the next step. Otherwise, draw batches from the prompts. `table` contains the
+    numbers of rejected tokens and of valid tokens in each cluster [N, 2]. `sequences` is the number of sequences of the
+    run, and `shares` contains the rejected share of each step.
     """
     size = max(round(sequences / max(len(labels), 1)), 1)
     known = [share for share in shares if share is not None]
@@ -263,7 +264,7 @@ def predict_fresh_batch(
 def _predict_batch(
     table: Float64s, clusters: Hashes, steps: Ints, per_cluster: float, sequences: int, purpose: str
 ) -> tuple[float, tuple[float, float], bool]:
-    """Return the fraction of a batch, its interval, and True if the steps differ significantly."""
+    """Return the predicted fraction, the interval of this fraction, and True if the steps differ significantly."""
     differ = steps_differ(table, steps, cluster_generator(clusters, "permutation"))
     own = steps if differ else np.zeros_like(steps)
     draws = _draw_batches(table, own, per_cluster, sequences, cluster_generator(clusters, purpose))
@@ -273,7 +274,7 @@ def _predict_batch(
 def _draw_batches(
     table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator
 ) -> Float64s:
-    """Draw the rejected fraction of random batches. Each batch comes from one step, with random cluster weights."""
+    """Simulate batches, and return the rejected fraction of each. All clusters of a batch come from one step."""
     prompts = min(max(round(sequences / per_cluster), 1), 1 << 62)  # more prompts no longer change the draws
     groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
     which = random.integers(0, len(groups), BATCH_DRAWS)
@@ -294,7 +295,7 @@ def _draw_batches(
 
 
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
-    """Draw prompts from Polya's urn [prompts, batches], as multinomial draws with random (Dirichlet) weights do."""
+    """Draw the prompts of each batch from Polya's urn. This is like random (Dirichlet) weights [prompts, batches]."""
     start = clusters + 2 * prior
     picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
     for pick in picks:
@@ -304,7 +305,7 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """Append a rejected and a kept cluster as a prior, and return the weight of each: half an independent sequence."""
+    """As a prior, append a rejected and a kept cluster. Each counts as half an independent sequence."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -316,7 +317,7 @@ def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s,
 
 
 def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
-    """Test by permutation whether the rejected share differs between steps. `table` [N, 2] has a row per cluster."""
+    """Test by permutation whether the rejected share differs between steps. `table` has one row per cluster [N, 2]."""
     count = int(steps.max(initial=0)) + 1
     if count < 2:
         return False
@@ -338,7 +339,7 @@ def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> b
 
 
 MIN_TREND_STEPS = 8
-"""Minimum number of steps for a trend."""
+"""Minimum number of steps to predict a trend."""
 _TREND_MODEL = (
     "the log odds of the share are constant, then change along a straight line, and then are constant again. The "
     "interval covers all lines that fit, and the scatter of the steps, corrected for correlated neighboring steps"
@@ -346,9 +347,10 @@ _TREND_MODEL = (
 
 
 def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[float | None], ahead: float) -> Prediction:
-    """Predict a share `ahead` steps after the last numbered step, if its growth continues.
+    """Predict a share `ahead` steps after the last step of the dump.
 
-    Without growth, the value is the mean over the steps, or the level after the last change.
+    If the share still grows or falls at the last step, the prediction continues this trend. Otherwise, it is the level
+    after the last change, or the mean over all steps if the share never changed.
     """
     question = f"{ahead:+g} steps"
     pairs = [
@@ -374,7 +376,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
-    """Return the value of the growth curve at position `where`, half the width of its interval, and the status."""
+    """Extrapolate the growth curve to x = `where`. Return the value, half the width of its interval, and a status."""
     ramps = Ramps.fit(x, y)
     if not ramps.has_change(len(y)):
         effective = effective_residuals(y - y.mean(), len(y))
@@ -399,7 +401,7 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
 
 
 def effective_residuals(residual: Float64s, n: int) -> float:
-    """Return the effective number of independent residuals, but at least 4."""
+    """Return how many independent residuals contain as much information as the correlated residuals (at least 4)."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the small-sample bias
@@ -414,12 +416,12 @@ def student_quantile(probability: float, freedom: float) -> float:
     return math.sqrt(freedom) * math.tan(float(np.interp(2 * probability - 1, area / area[-1], angles)))
 
 
-_MAX_K3 = 1.0  # above this value, the drift is the mean log ratio, because the mean ratio is not reliable
-_ZERO_BIAS_SHARE = 0.01  # if the bias does not grow in this share of replicates, it never grows
+_MAX_K3 = 1.0  # if K3 is larger, the drift is the mean log ratio, because the mean ratio is not reliable
+_ZERO_BIAS_SHARE = 0.01  # if the bias does not grow in this share of the replicates, its growth is set to 0
 
 
 def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
-    """Predict each sequence's sum of log ratios over `length` tokens, in each replicate [R, S]."""
+    """For each replicate, predict the sum of log ratios of each sequence if it had `length` tokens [R, S]."""
     log_ratio, k3, excess = np.moveaxis(sample.sums[:, -1], 1, 0)
     tokens = sample.tokens.astype(np.float64)
     small = k3.sum() < _MAX_K3 * tokens.sum()
@@ -434,25 +436,25 @@ def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Fl
 
 
 def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
-    """Estimate the variance components of the log ratio sums, in each bootstrap replicate [R, 4], at least 0.
+    """For each bootstrap replicate, estimate four components of the variance of log ratio sums [R, 4].
 
     The components are: noise per token, growth of the noise with the position, bias of a sequence, growth of this bias.
-    The fit is least squares over products of the deviations of parts of a response (MINQUE of Rao).
+    They are at least 0. A least-squares fit explains the covariances of parts of responses (MINQUE of Rao).
     """
     found = _fit_components(sample, weights, (0, 1, 2, 3))
-    if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # growth of the bias: must not be fitted to noise
+    if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # otherwise the growth of the bias would be fitted to noise
         found = _fit_components(sample, weights, (0, 1, 2))
     return found
 
 
 def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
-    """Return the variance of the log ratio sum over a number of tokens, in each replicate [R, S]."""
+    """For each replicate, return the variance of the sum of log ratios over each number of tokens [R, S]."""
     grown = np.stack([tokens, tokens**2 / 2, tokens**2, tokens**4 / 4])
     return np.maximum(parts @ grown, np.finfo(np.float64).tiny)
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Fit nonnegative least squares over all pairs of parts, by trying all subsets of components."""
+    """Fit the `chosen` components by least squares. Try all subsets, because no component may be negative."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -479,7 +481,7 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """Return products of pairs of parts [S, P], their expectations by component [S, P, 4], and noise scales [P]."""
+    """Return the target [S, P], design [S, P, 4] and weights [P] of the least-squares fit, for P pairs of parts."""
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
     starts = np.concatenate([np.zeros((len(sample), 1)), ends[:, :-1]], axis=1)
@@ -498,20 +500,20 @@ def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]
 
 
 def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
-    """Return the mean of `values` [S] per token over the step of each sequence, in each replicate [R, S]."""
+    """For each replicate, return the mean of `values` per token in the step of each sequence [R, S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
     return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]
 
 
 ClusterMean = tuple[Float64s, Float64s]
-"""Numerator and denominator of each sequence [S]."""
+"""Sums over the sequences of the two arrays [S] are the numerator and the denominator of a mean."""
 
 
 def _shrink_mean(
     sample: SequenceSample, mean: ClusterMean, weights: Float64s, less: ClusterMean | None = None
 ) -> Float64s:
-    """Shrink a mean towards 0 according to its noise over clusters (James and Stein, 1961) [R, 1]."""
+    """Shrink a mean (minus the mean `less`) towards 0: the more noise, the smaller (James and Stein, 1961) [R, 1]."""
     value, influence = _replicate_means(mean, weights)
     if less is not None:
         other, other_influence = _replicate_means(less, weights)
@@ -530,10 +532,10 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Return the change of the sum over `length` tokens [R, S] due to a mean log ratio that changes with the position.
+    """Correct the sum over `length` tokens for a mean log ratio that depends on the position [R, S].
 
-    If K3 grows with the position, the prediction continues the growth. If K3 falls, the prediction continues the last
-    value.
+    If K3 grows with the position, the correction assumes that it continues to grow. If K3 falls, the correction assumes
+    that it stays at its last value.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -557,8 +559,11 @@ _RATES = np.geomspace(1e-7, 1.0, 100)
 
 
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
-    """Return the probability that all of `length` tokens are inside a gate's bounds, in each replicate [R]."""
-    # `beyond`: sequences with a token outside the bounds, by LENGTH_GRID [S, OCTAVES], first between `start` and `end`
+    """For each replicate, return the probability that all tokens of a response are inside the bounds of a gate [R].
+
+    The response has `length` tokens. `beyond` is true if one of the first 16, 32, ... tokens is outside [S, OCTAVES].
+    """
+    # the first token outside the bounds is between `start` and `end`
     first, has_ended, rows = beyond.argmax(axis=1), beyond[:, -1], np.arange(len(sample))
     grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
     start = np.where(first > 0, grid[rows, first - 1], 0).astype(np.float64)
@@ -576,27 +581,27 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""Minimum number of sequences that are long enough to check the prediction at a length."""
+"""The prediction at a length is only checked if at least this number of sequences is long enough."""
 _LENGTH_MODEL = (
     "the log ratio of a sequence changes by minus K3 per token on average (plus bias beyond noise). Its deviation is "
     "the sum of noise, which grows with the square root of the length, and bias, which grows with the length. Each "
     "sequence has its own rate of tokens outside a bound. The interval is for the number of responses in the dump"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
-"""Minimum assumed error per doubling in standard normal units, for gates on whole sequences and on extreme ratios."""
+"""Smallest assumed error per doubling of the length, in standard normal units: for gates on sums, and on extremes."""
 MAX_INTERVAL_WIDTH = 0.9
-"""A prediction is refused if its 90% interval is wider than this. The 95% interval is shown."""
+"""If the 90% interval of a prediction is wider, the prediction is not shown."""
 _LARGE_MISS = 0.10
 CHECK_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Quantiles of the ratios that the check of the prediction uses as bounds."""
+"""The check of the prediction uses these quantiles of the dump's ratios as bounds of gates."""
 _SUMMED_LEVELS = ("sequence", "geometric")
 
 
 def predict_at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
-    """Predict `rejected_sequences`, and `ess_sequence` for sequence weights, at a response length.
+    """Predict `rejected_sequences` for responses of `length` tokens. For sequence weights, also predict `ess_sequence`.
 
-    Token gates do not reject sequences and are ignored. If a gate or a weight is not supported, the prediction has
-    no value.
+    Gates on single tokens are ignored, because they do not reject sequences. If a gate or a weight is not supported,
+    the value is None.
     """
     question = f"{length:,} tokens per response"
     gates, rule = [gate for gate in correction.gates if gate.level != "token"], correction.weight
@@ -627,7 +632,7 @@ def _build_prediction(
     question: str, quantity: str, draws: Float64s, check: BackTest | None, sample: SequenceSample, length: int,
     extremes: bool,
 ) -> Prediction:  # fmt: skip
-    """Build a prediction with an interval that includes its own error and the randomness of a batch."""
+    """Build a prediction. Its interval includes the error of the model and the randomness of a batch."""
     reached = [int(tokens) for tokens in LENGTH_GRID if (sample.tokens >= tokens).sum() >= MIN_CHECK_SEQUENCES]
     value, shown = float(draws[0]), max(reached) if reached else int(sample.tokens.max())
     doublings = max(math.log2(length / shown), 0.0)
@@ -657,7 +662,7 @@ def _build_prediction(
 def _widen_interval(
     value: float, drawn: tuple[float, float], miss: float, sequences: int, level: float
 ) -> tuple[float, float]:
-    """Widen the interval of a fraction by `miss` standard deviations on the normal scale."""
+    """Widen the interval of a fraction for the randomness of a batch, and by `miss` standard normal units."""
     least = 0.5 / sequences  # an event that was not observed can still happen
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)
@@ -671,7 +676,7 @@ def _widen_interval(
 
 
 def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """Return the fraction of sequences of `length` tokens that the gates reject, in each replicate [R]."""
+    """For each replicate, return the fraction of sequences of `length` tokens that the gates reject [R]."""
     kept = _kept_probability(sample, gates, length, weights)
     return np.asarray(1 - (weights * kept).sum(axis=1) / weights.sum(axis=1))
 
@@ -679,7 +684,7 @@ def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: i
 def ess_at_length(
     sample: SequenceSample, weight: Weight, gates: Sequence[Gate], length: int, weights: Float64s
 ) -> Float64s:
-    """Return the ESS of sequence weights at `length` tokens as a fraction of sequences, in each replicate [R]."""
+    """For each replicate, return the ESS of sequence weights for sequences of `length` tokens, as a share [R]."""
     log_ratio = log_ratio_sums(sample, length, weights) / (length if weight.level == "geometric" else 1)
     ratio = np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     lower, upper = weight.bounds
@@ -691,7 +696,7 @@ def ess_at_length(
 
 
 def _kept_probability(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """Return the probability that each sequence is kept at `length` tokens, in each replicate [R, S]."""
+    """For each replicate, return the probability that each sequence is kept if it has `length` tokens [R, S]."""
     kept = np.ones((len(weights), len(sample)))
     totals = log_ratio_sums(sample, length, weights) if any(gate.level in _SUMMED_LEVELS for gate in gates) else kept
     for gate in gates:
@@ -711,7 +716,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Predict rejections at 2 and 4 times a length from the first tokens of responses, and compare with the dump."""
+    """Check the prediction: predict rejections of long responses from the first half or quarter of their tokens."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)
@@ -729,7 +734,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """Compare predictions with observations for gates whose bounds are observed quantiles."""
+    """Compare predicted with observed rejections. Quantiles of the observed ratios replace the bounds of the gates."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])

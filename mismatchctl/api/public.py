@@ -86,26 +86,25 @@ def analyze(
         advantages: One advantage per token or per sequence, for corrections and losses that use them.
         corrections: Presets, files, mappings or Corrections to compare. Default: five corrections, as on the command
             line. `()` measures no corrections. Example: `corrections=["token_tis", {"weight": {"clip": [0.5, 2.0]}}]`.
-        losses: Measure each correction with these losses. Example: `losses="gspo"`.
+        losses: Measure each correction with each of these losses. Example: `losses="gspo"`.
         by: Columns to break metrics down by. Example: `by="worker"`.
-        columns: Column names of the dump format -> names in your files.
+        columns: Column names of the dump format -> names of these columns in your files.
             Example: `columns={"train_log_probs": "old_log_probs"}`.
         on_bad: `"error"` stops at a bad row or file. `"skip"` counts and leaves out bad rows and files. `"mask"` counts
             and leaves out tokens that are NaN or null.
         micro_batch_size: Rows per micro-batch of a step, for corrections that normalize weights within micro-batches.
-            Only used if no column names the micro-batches. Default: the whole step.
+            Only used if the dump has no column with micro-batches. Default: the whole step.
         framework: Also compute the metrics that this framework would log: NAME or NAME@VERSION.
         against: The run's own metrics log, compared with the dump: a file of JSON lines, TensorBoard events or CSV.
         baseline: An accepted Result, or the path of its file. The summary compares K3 with the K3 of the baseline.
         findings: Also diagnose the causes of the mismatch.
-        presets: Also measure every preset, for the chart of corrections in `result.to_html()`. The option `--html` does
-            the same.
+        presets: Also measure every preset, for the chart of corrections in `result.to_html()`. On the command line,
+            `--html` also measures the presets.
         sequences: Write one row per sequence to this Parquet file.
         threads: Number of parts of a dump to read at the same time. Default: the number of processors.
         engine: The engine that reads the dumps, one of `mismatchctl.data.engines`. Default: threads of this process.
-        device: Device for the arithmetic over tokens. `"auto"` uses a GPU if there is a GPU and the dump is large
-            enough.
-        progress: Function, called with (tokens read, tokens expected).
+        device: Device that computes the metrics. `"auto"` uses a GPU if there is a GPU and the dump is large enough.
+        progress: A function that is called with (tokens read, tokens expected).
 
     Returns:
         A Result. K3 is `result["run"].k3.value`, or `result.k3.value` if there is a single run.
@@ -137,7 +136,7 @@ def analyze(
 
 @public_function
 def pair(rollout: StrPath, train: StrPath, on: Texts = ()) -> pa.Table:
-    """Join the rollout's file and the trainer's file by an id. `analyze`, `gate` and others accept the returned table.
+    """Join the rollout's file and the trainer's file by an id. Pass the returned table to `analyze`, `gate` and others.
 
     Args:
         rollout: Responses of an engine, or a table with the rollout's log-probs.
@@ -176,7 +175,7 @@ def sweep(
 
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.sweep("dumps/")`.
-        correction: One or more corrections with varying thresholds: presets, files, mappings or Corrections. Default:
+        correction: One or more corrections whose thresholds vary: presets, files, mappings or Corrections. Default:
             token weights, sequence rejection, geometric rejection and veto, each over its usual range of thresholds.
         vary: Field of the correction -> values of the field, or a range `START:END:COUNT` (with `:log` for geometric
             spacing). With several fields, all combinations of their values are measured.
@@ -227,11 +226,11 @@ def compare(
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare each further run with the first run.
+    """Compare the first run with each of the other runs.
 
     Args:
-        *sources: Two or more runs, as dumps like in `analyze`, Results, or files of Results. Example:
-            `mm.compare("bf16/", "fp8/")`.
+        *sources: Two or more runs: dumps that `analyze` takes, Results, or paths of Results.
+            Example: `mm.compare("bf16/", "fp8/")`.
         corrections: Corrections to measure on the dumps. A Result already contains its corrections.
         by: Columns of the dumps to break metrics down by.
         columns, on_bad, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
@@ -278,17 +277,17 @@ def gate(
     Args:
         sources: A Result, the path of its file, or the dumps that `analyze` takes. Pass several sources in a list.
         baseline: An accepted Result, or the path of its file. Example: `mm.gate("dumps/", "baseline.json")`.
-        rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. The keys are max, min, increase, decrease (compared
-            with the baseline), per, correction, framework and sequences.
+        rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. The keys are max, min, per, correction, framework and
+            sequences. To compare with the baseline, the keys are increase and decrease.
             Example: `rule="k3:max=0.01,increase=20%,per=step"`.
         rules: More rules. Without `rule` and `rules`, the gate fails if K3 rose compared with the baseline.
-        expect_bitwise: Fail unless rollout and train log-probs agree to the bit.
-        corrections: Corrections that rules name, in addition to presets.
-        level: Probability that any rule fails without a real change, 0.0001 to 0.5.
+        expect_bitwise: Fail unless all rollout and train log-probs are bit-identical.
+        corrections: Corrections that the rules name, if they are not presets.
+        level: Accepted probability that any rule fails without a real change. It is above 0, and at most 0.5.
         max_skipped: Largest share of bad sequences, tokens or files, and of repeated sequences. Above this share, the
             verdict is undecided.
         max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
-        allow_different_model: Allow a model or an inference engine that differs from the baseline's.
+        allow_different_model: Allow another model or inference engine than in the baseline.
         fixed_tokens: Require the dump to contain the same tokens as the baseline, scored again.
         columns, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
 
@@ -329,8 +328,8 @@ def diagnose(
 
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.diagnose("dumps/")`.
-        by: Columns that name a worker, rank or data source. The diagnosis finds workers, ranks and sources whose
-            mismatch differs from the others. Example: `by="rank"`.
+        by: Columns with the worker, rank or data source of each sequence. The diagnosis finds the workers, ranks and
+            sources whose mismatch differs from the others. Example: `by="rank"`.
         columns, threads, engine, progress: As in `mm.analyze`.
 
     Returns:
@@ -358,12 +357,12 @@ def advise(
     columns: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Advice:
-    """Recommend a correction and its threshold, or what to fix first.
+    """Recommend a correction and its threshold, or report a bug to fix first.
 
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.advise("dumps/", batch=512)`.
-        framework: Recommend corrections of this framework, in its own keys: NAME or NAME@VERSION.
-        corrections: Corrections to rank. Default: corrections of the framework over grids of thresholds.
+        framework: Only recommend corrections that this framework supports: NAME or NAME@VERSION.
+        corrections: Corrections to rank. Default: all common corrections, each with several thresholds.
         configs: Corrections in use now, to compare with the recommendation. Example:
             `configs=mm.read_config("trainer.yaml")`.
         batch: Number of sequences per update. Default: the number of sequences per step of the dump.
@@ -411,9 +410,9 @@ def lint(
         columns: As in `mm.analyze`.
 
     Returns:
-        Messages, most severe first. `message.level` is `"error"` if the framework does not start or does not do
-        what the file sets, `"warning"` for a documented trap, `"unknown"` for a value that the file lacks, or
-        `"info"`. `message.place` is the key, and `message.fix` the suggested configuration.
+        Messages, most severe first. `message.level` is `"error"` (the framework does not start, or ignores a setting),
+        `"warning"` (a documented trap), `"unknown"` (a value is not in the file) or `"info"`. `message.place` is the
+        key, and `message.fix` the suggested configuration.
     """
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"config: expected a mapping or the path of a configuration, found {kind_of(config)}")
@@ -427,7 +426,6 @@ def lint(
 
 
 def _list_dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None]) -> list[DumpSource]:
-    """Return the dumps to read, from sources or from arrays."""
     given = {name: values for name, values in arrays.items() if values is not None}
     if sources and given:
         raise ConfigError(f"{next(iter(given))}: pass dumps or arrays, not both")
@@ -467,7 +465,7 @@ def _read_options(
     micro_batch_size: int | None = None,
     on_bad: Literal["error", "skip", "mask"] = "error",
 ) -> ReadOptions:
-    """Check the options of every function that reads dumps."""
+    """Check the options that all functions that read dumps have."""
     check_count("threads", threads)
     check_count("micro_batch_size", micro_batch_size)
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
@@ -482,7 +480,7 @@ def _read_options(
 def _list_targets(
     rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]
 ) -> list[tuple[str, float]]:
-    """Return the requested rejection rates and effective sample sizes as pairs (metric, value)."""
+    """Return the targets of `sweep` as pairs (metric, value)."""
     from mismatchctl.api.sweep.sweep import ESS_METRIC, TARGET_REJECTIONS
 
     shares = {} if rejection is None else rejection if isinstance(rejection, Mapping) else {"tokens": rejection}
@@ -556,7 +554,7 @@ def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> 
         framework: Framework of the configuration: NAME or NAME@VERSION. Default: detected from the keys.
 
     Returns:
-        A list with one correction. A script that starts several trainings gives one for each different configuration.
+        A list with one correction. If a script starts several trainings, one correction for each configuration.
     """
     from mismatchctl.frameworks.config_files import read_configurations
 
