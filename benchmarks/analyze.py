@@ -10,6 +10,7 @@ loading of compiled loops. The section "start" measures whole commands.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import shutil
@@ -37,6 +38,8 @@ from measure import (
     temporary_dump,
 )
 
+from mismatchctl.__main__ import COLLECT_AFTER
+
 if TYPE_CHECKING:
     from mismatchctl.core.batch import TokenBatch
     from mismatchctl.corrections.model import Correction
@@ -59,7 +62,8 @@ CASES = (DECODE, PAGES, BARE, CORRECTED, NO_FINDINGS, SUMS, CORE)
 
 
 def run_case(case: str, folder: Path, threads: int) -> None:
-    """Run one case in this process and print its cost."""
+    """Run one case in this process and print its cost. Garbage is collected as rarely as by the command."""
+    gc.set_threshold(COLLECT_AFTER)
     if case in (DECODE, PAGES):
         if case == PAGES:
             load_loops()

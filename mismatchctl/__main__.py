@@ -12,7 +12,7 @@ from types import ModuleType
 from mismatchctl.errors import EXIT_INTERRUPTED
 from mismatchctl.io.process import end_on_signal, install_handlers, signal_exit_code
 
-_COLLECT_AFTER = 300_000
+COLLECT_AFTER = 300_000
 """Python collects garbage after this many new objects. Imports create far fewer, so they never start a collection."""
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     sys.meta_path.insert(0, _PandasBlocker())
     try:
         try:
-            gc.set_threshold(_COLLECT_AFTER)
+            gc.set_threshold(COLLECT_AFTER)
             from mismatchctl.cli.main import main as command
 
             command()

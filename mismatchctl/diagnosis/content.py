@@ -32,10 +32,11 @@ RECORDING_DOUBTS = frozenset({
 
 @dataclass(frozen=True)
 class SequenceHashes:
-    """Hashes of the valid tokens of the sequences with the lowest hashes, about a million.
+    """Hashes of the sequences of a run, which show repeated sequences. If there are many, only the lowest are kept.
 
-    Each part contains hash, number of tokens, file index and row [S]. `total` is the number of sequences with valid
-    tokens. `responses` is the sum of the hashes of the token ids modulo 2^64, over `identified` sequences.
+    A part has four arrays [S]: the hash of a sequence's valid tokens, its number of tokens, its file and its row.
+    `total` is the number of all sequences with valid tokens. `identified` is the number of sequences with token ids.
+    `responses` is the sum of the hashes of these ids modulo 2^64.
     """
 
     parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()
@@ -80,14 +81,17 @@ class SequenceHashes:
 
     @cached_property
     def lowest(self) -> tuple[Hashes, Ints, Ints, Ints]:
-        """Return hash, tokens, file and row of the sequences with the lowest hashes, in input order."""
+        """Return the arrays of a part for the sequences with the lowest hashes, sorted by hash, file and row."""
         hashes, sizes, file, row = (np.concatenate(each) for each in zip(*self.parts, strict=True))
         order = np.lexsort((row, file, hashes))[:_MOST_ROWS]
         return hashes[order], sizes[order], file[order], row[order]
 
 
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
-    """Hash the length and 16 valid tokens of each sequence, and the ids of rows that can be sampled twice."""
+    """Hash the length and 16 valid tokens of each sequence.
+
+    If a sequence is so likely that it can be sampled twice by chance, its hash includes its ids.
+    """
     kind = np.result_type(rows.rollout, rows.train, np.float32)
     with np.errstate(invalid="ignore"):
         both = np.clip(np.stack([values.take(tokens) for values in (rows.rollout, rows.train)]), -1e4, 1e4, dtype=kind)
@@ -122,7 +126,7 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
 
 
 def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[int, int]:
-    """Return the sum of the hashes of length, id sum and some ids, and the number of sequences."""
+    """Hash length, sum of the token ids and 16 of the ids of each sequence. Return the sum and the number of hashes."""
     ids = rows.extra_columns.get("token_ids")
     if ids is None or ids.ndim != 1 or not len(some):
         return 0, 0

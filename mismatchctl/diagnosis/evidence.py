@@ -33,7 +33,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """The number of flagged tokens and sequences, and the first places (file, row, position)."""
+    """Number of flagged tokens, number of sequences that contain them, and the first places (file, row, position)."""
 
     tokens: int = 0
     sequences: int = 0
@@ -60,14 +60,17 @@ FlagFunction = Callable[[Rows], Mapping[str, Tally]]
 
 @dataclass(frozen=True)
 class RowSample:
-    """Whole rows with the lowest hashes of their content, up to `size` tokens. Equal rows are sampled together."""
+    """A sample of whole rows with about `size` tokens: the rows whose content has the lowest hashes.
+
+    Rows with equal content have equal hashes, so either all of them are in the sample or none.
+    """
 
     parts: tuple[tuple[Hashes, Rows], ...]
     size: int
 
     @classmethod
     def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> RowSample:
-        """Sample rows of a run with about `tokens` tokens. Most rows with large hashes are dropped early."""
+        """Sample some rows of a run. If the run's size `tokens` is known, drop most rows that will not be needed."""
         order = np.lexsort((rows.rows, rows.file, hashes))
         lengths = np.maximum(rows.segments.lengths[order], 1)  # a row without tokens takes memory too
         before = np.cumsum(lengths) - lengths
@@ -106,7 +109,7 @@ class RowSample:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence about one run. `unfit` counts rows with lists of different lengths, which no other number includes."""
+    """Evidence about one run. Rows whose lists differ in length are counted in `unfit` and nowhere else."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     cells: LevelSums = field(default_factory=dict)
@@ -189,9 +192,10 @@ def _hash_rows(rows: Rows) -> Hashes:
 
 
 class LevelTerms(NamedTuple):
-    """Valid tokens of each sequence [S]: finite ones, identical ones, sums of the |log ratio| and of probabilities.
+    """Sums over the valid tokens of each sequence [S].
 
-    Only finite tokens are part of the sums.
+    `finite` counts tokens with a finite log ratio, and `identical` tokens whose two log-probs are equal. `size` is the
+    sum of |log ratio| (at most LEVEL_CAP each) and `certain` the sum of the train probabilities of the finite tokens.
     """
 
     finite: Ints
@@ -215,7 +219,7 @@ def measure_levels(segments: Segments, rollout: Floats, train: Floats, valid: Bo
 
 
 def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> Float64s:
-    """Return the LevelTerms [4, S], as the compiled loop does."""
+    """Compute the LevelTerms [4, S] with NumPy. The result is the same as that of the compiled loop."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(np.subtract(train, rollout, dtype=np.float64))
         prob = np.exp(np.minimum(train, 0.0, dtype=np.float64))
@@ -230,11 +234,12 @@ def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: 
 
 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
-    """Return the moments [4, 4] of sequences by (column, step, value). The column "" contains all sequences.
+    """Return sums for a regression of the mismatch of sequences on their length, by (column, step, value).
 
-    Moments are sums of products of 1, the level, the log length and the log uncertainty (mean 1 - p), so that a
-    regression can remove the effects of length and uncertainty. The level is log |log ratio| minus the log of the size
-    that equal noise in all logits would give.
+    Each sequence has four terms: 1, the level, the log of its length, and the log of the mean of 1 - p. The level is
+    the log of the summed |log ratio|, divided by the sum that noise of equal size in all logits would cause. Each value
+    [4, 4] contains the products of all pairs of terms, summed over the sequences of one step that have this value in
+    the column. For the column "", these are all sequences of the step.
     """
     some = (levels.finite > 0) & (levels.size > 0)  # a sequence that agrees to the bit has no noise to measure
     counts = levels.finite[some]
@@ -268,13 +273,13 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
 
 
 def read_column(rows: Rows, name: str) -> NDArray[Any]:
-    """Return a column with one value per sequence [S]. If the column is missing, all values are missing."""
+    """Return a column with one value per sequence [S]. If the dump does not have it, each value is None."""
     values = rows.columns.get(name)
     return np.full(len(rows), None, object) if values is None else values
 
 
 def _concatenate(parts: Sequence[Rows]) -> Rows:
-    """Concatenate rows, with the token columns that all rows have."""
+    """Concatenate rows. Token columns that only some of the parts have are left out."""
     first = parts[0]
 
     def join(values: Iterable[NDArray[Any]]) -> NDArray[Any]:

@@ -394,7 +394,7 @@ def search_sequences(
 
 @compile_sums
 def _add_level_terms(rollout: Any, train: Any, valid: Any, cap: float, sums: Any) -> None:
-    """Add up the level terms of one sequence. The constant comes first in `min` and `max`, which then drop a NaN."""
+    """Sum the level terms of one sequence. If the constant comes first, `min` and `max` ignore a NaN."""
     finite = identical = size = certain = 0.0
     for j in range(len(train)):
         x = abs(float64(train[j]) - float64(rollout[j]))
