@@ -530,7 +530,7 @@ def _compute_weights(
 
 
 _BOUND_TOLERANCE = 1e-9
-"""If a log ratio is closer to a bound than this, rounding may hide on which side it is. The exact rule decides."""
+"""If a log ratio is closer to a bound than this, rounding can hide its side of the bound. The exact rule decides."""
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:

@@ -1,4 +1,4 @@
-"""Labels for corrections and thresholds. A gate's label says what it keeps, and a veto's label what it rejects."""
+"""Labels for corrections and thresholds. A gate's label describes the kept data, a veto's label the rejected data."""
 
 from __future__ import annotations
 

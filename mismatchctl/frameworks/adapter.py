@@ -210,7 +210,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Drop the rules that the framework cannot apply exactly. Return the rest, and a text about each dropped rule."""
+    """Drop the rules that the framework cannot apply exactly. Return the rest, and a list of the dropped rules."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -318,8 +318,8 @@ def read_metrics(module: str) -> dict[str, tuple[LoggedMetric, ...]]:
     """Read the rows of a framework's names.yaml by section. Rows outside of a section have the section "".
 
     A row is `name: [quantity, over, reduction, basis, like, values, when]`. The last three are optional. LoggedMetric
-    explains the fields. A name with `{a,b}` stands for two rows, one with `a` and one with `b`. `{}` in the reduction
-    or in `values` stands for the same text.
+    explains the fields. A name with `{a,b}` is short for two rows, one with `a` and one with `b`. `{}` in the reduction
+    or in `values` is replaced by the same `a` or `b`.
     """
     from mismatchctl.measure.metrics.metric import Quantity
 
@@ -377,7 +377,7 @@ class Framework(ABC):
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a configuration contains the switch for its correction, or if there is no such switch."""
+        """Return False if a configuration lacks the switch that enables its correction."""
         return True
 
     def is_default_file(self, name: str) -> bool:

@@ -63,7 +63,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
 
 
 def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each file name in one entry of `defaults:`, and the path of keys where the file's content is merged."""
+    """Yield (file name, keys) for each file in one entry of `defaults:`. The file is merged below these keys."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
@@ -340,7 +340,7 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
 
 
 def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys that are nearest to a Correction, and texts about what these keys do differently."""
+    """Return the keys that are nearest to a Correction, and a list of the remaining differences."""
     found, problems = framework.native(correction)
     if not problems and not is_same(correction, framework.correction(found)):  # only the loss differs
         problems = ["its keys would be read as another correction"]

@@ -36,7 +36,7 @@ class RelatedName:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """Tells in which part of a Result (`source`), and under which key, the number for a metric name is."""
+    """Location of the number for a metric name: the part of a Result (`source`), and the key in this part."""
 
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is mismatchctl's own key.
@@ -84,7 +84,7 @@ def find_related_names(metric: Metric) -> list[RelatedName]:
 
 
 def resolve_metric(name: str, framework: str = "", correction: Correction | None = None) -> MetricLookup:
-    """Find out where a Result contains the number for a metric. `name`: our key, or a framework's name."""
+    """Locate the number for a metric in a Result. `name`: mismatchctl's key, or a framework's name."""
     keys = _index_sources()
     name = canonical_name(name)
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
@@ -114,7 +114,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return our metric if all meanings describe this metric. Without normalization, bounded weights are final."""
+    """Return mismatchctl's metric if all meanings describe it. Without normalization, bounded weights are final."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:

@@ -186,7 +186,7 @@ _OTHERS = {
 
 
 def _signs(framework: str) -> dict[str, Any]:
-    """Read a framework's detection.yaml, which says how to recognize its files."""
+    """Read a framework's detection.yaml: patterns that recognize its files."""
     return {"text": (), "keys": (), "packages": (), "descendants": {}} | dict(read_file(framework, "detection.yaml"))
 
 
@@ -233,7 +233,7 @@ def descendant_of(framework: str, text: str) -> str:
 
 
 def refuse_others(path: Path, text: str) -> None:
-    """Raise an error if the file belongs to a trainer that has no adapter."""
+    """Raise an error if the file belongs to a trainer without an adapter."""
     for name, pattern in _OTHERS.items():
         if re.search(pattern, text, re.IGNORECASE):
             raise ConfigError(

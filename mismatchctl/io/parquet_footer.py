@@ -93,7 +93,7 @@ def _schema_leaves(
 
 
 class CompactReader:
-    """Reader for Thrift's compact protocol, in which Parquet footers are written."""
+    """Reader for Thrift's compact protocol, the format of Parquet footers."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0

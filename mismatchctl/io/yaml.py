@@ -33,7 +33,7 @@ class TextError(ValueError):
 
 
 class Unknown(str):
-    """A text that stands for a value outside the file: `$CLIP`, `${trainer.clip}`, `???`."""
+    """A text that refers to a value outside the file: `$CLIP`, `${trainer.clip}`, `???`."""
 
 
 MOST_DEPTH = 64

@@ -166,7 +166,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _raw(run: ConfiguredStep) -> Array:
-        """Return the ratio of each token, or of its sequence if the options say so. Non-finite ratios become 0."""
+        """Return the ratio per token or per sequence, as configured. Non-finite ratios become 0."""
         sequences = run.options["loss"]["sequence_level_importance_ratios"]
         raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
         return np.where(np.isfinite(raw), raw, 0.0)

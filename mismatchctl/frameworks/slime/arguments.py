@@ -32,7 +32,7 @@ Effect = Literal["mask", "zero"]
 
 @dataclass(frozen=True, kw_only=True)
 class SlimeVersion(CodeVersion):
-    """A version of slime or Miles. `date` is a month in which it was the newest version."""
+    """A version of slime or Miles. In the month `date`, it was the newest version."""
 
     framework: str  # slime or Miles
     # metrics are divided by the valid tokens of a whole rollout before rejection. Otherwise by the metric's own mask.
@@ -81,7 +81,7 @@ _CHOICES: dict[str, tuple[str, ...]] = _OPTIONS["choices"]
 _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
 """Pattern of the keys of mis.yaml. A key that matches but is unknown is reported, because slime gives no error."""
 _TYPICAL = (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
-"""Arguments in which typos are found. The other arguments have names that are too similar to common terms."""
+"""Arguments that are checked for typos. Names of the other arguments are too similar to common terms."""
 _SIGN_KEYS = {*_TYPICAL, *DOCUMENTED_ONLY, "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a slime configuration has."""
 
@@ -406,7 +406,7 @@ def make_correction(arguments: Arguments, name: str, effect: Effect) -> SlimeCor
 
 
 def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Arguments, list[str], list[str]]:
-    """Return the arguments for a Correction, texts about rules that slime lacks, and texts about rules that differ."""
+    """Return the arguments for a Correction, a list of rules that slime lacks, and a list of rules that differ."""
     effect = version.effect
     known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
     if isinstance(correction, SlimeCorrection):
@@ -424,7 +424,7 @@ def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Argum
 
 
 def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[str]]:
-    """Return the correction as slime would apply it, and texts about the differences."""
+    """Return the correction as slime would apply it, and a list of the differences."""
     notes, weight = [], correction.weight
     if any(gate.effect != effect for gate in correction.gates):
         notes.append(

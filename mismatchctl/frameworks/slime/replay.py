@@ -263,7 +263,7 @@ CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "use_kl_loss": lambda a: a.use_kl_loss,
     "use_opsm": lambda a: a.use_opsm,
 }
-"""Conditions in names.yaml, under which slime logs a metric."""
+"""Condition in names.yaml for logging a metric -> function that checks it."""
 
 _TABLES = read_metrics(__file__)
 METRICS = (*_TABLES["mis"], *_TABLES["loss"], *_TABLES["miles"])
@@ -301,7 +301,9 @@ _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "seq
 def list_meanings(version: SlimeVersion) -> list[LoggedMetric]:
     """List all names that a version can log, and documented names that it does not log."""
     metrics = list_metrics(version)
-    whole = LoggedMetric("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT_TOKENS, "as each of the two")
+    whole = LoggedMetric(
+        "train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT_TOKENS, "as for pg_loss and kl_loss"
+    )
     others = DOCUMENTED_NAMES.keys() - {item.name for item in metrics}
     unlogged = [_describe_unlogged(name, version) for name in DOCUMENTED_NAMES if name in others]
     return [*(_describe(item, version) for item in metrics), whole, *unlogged]

@@ -21,7 +21,7 @@ _CLIP_RANGES = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
 class TinkerCookbook(PlainFramework):
-    """tinker-cookbook: weights are the ratio of current to rollout probability. By default, they have no bound."""
+    """tinker-cookbook: weights are the ratio of current to rollout probability. By default, they are unbounded."""
 
     forms = (
         {"loss_fn": "importance_sampling"},

@@ -169,7 +169,7 @@ def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explain_key(key: str, version: VerlVersion) -> str:
-    """Return a text that says which versions read a key, and which key to use instead."""
+    """Return a hint for a message: the versions that read a key, and the key to use instead."""
     names = [other.name for other in VERSIONS if key in other.keys]
     clauses = (
         [f"verl@{names[0]} does" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]} do"] if names else []
@@ -632,7 +632,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> tuple[int, int]:
-    """Return the number of known keys, and their effect: 0 if the version refuses them, 1 if none, else 2."""
+    """Return (number of known keys, rank): 0 if this version refuses them, 1 if the correction is empty, else 2."""
     section = find_value(native, *find_path(native, version))
     known = section.keys() & version.keys.keys() if isinstance(section, Mapping) else set()
     if section is native:  # other frameworks have a loss_type too, and the flat rollout_is is a switch, not a level

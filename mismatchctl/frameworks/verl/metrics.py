@@ -214,14 +214,14 @@ def _reduce_values(tables: Tables, measured: Measured, sample: ConfiguredStep, p
 _SCOPE_WORDS = {
     "tokens": VALID_TOKENS,
     "kept": KEPT_TOKENS,
-    "rows": "all sequences, those without a valid token too",
+    "rows": "all sequences, including those without a valid token",
     "filled": VALID_SEQUENCES,
 }
 _REDUCTION_WORDS = {
     "mean - 1": "mean",
     "std": "standard deviation (n - 1)",
     "spread": "standard deviation (n)",
-    "ess": "1 / mean of the squares of the values over their mean",
+    "ess": "1 / mean of (value / mean value)^2",
 }
 
 
@@ -248,7 +248,7 @@ def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
 
 
 def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Tables, str, str]]:
-    """Yield tables of names.yaml, each with the prefix of its names and the condition under which verl logs them."""
+    """Yield tables of names.yaml, each with the prefix of its names and the condition for logging them."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     yield *_off_policy_tables(version), ""
     key, levels = ("rollout_is_level", _LEVELS) if version.dialect == "flat" else ("rollout_is", _LEVELS[:2])
