@@ -150,7 +150,7 @@ def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRat
     if against is not None:
         text += f"; {against.text}"
         if against.factor is not None:
-            said = "K3 over the baseline's, 95% interval"
+            said = "K3 divided by the baseline's K3, with its 95% interval"
             facts.append(Fact(name="over_baseline", value=against.factor, interval=against.interval, meaning=said))
         worse = against.rose
     levels: dict[RangeName, AnswerLevel] = {"moe": "fair", "above": "bad"}
@@ -162,7 +162,7 @@ def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRat
 def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
     facts = []
     if growth.factor is not None:
-        facts.append(Fact(name="growth", value=growth.factor, interval=growth.interval, meaning="K3 after over before"))
+        facts.append(Fact(name="growth", value=growth.factor, interval=growth.interval, meaning="K3 after / before"))
     if growth.onset is not None:
         facts.append(Fact(name="onset", value=growth.onset, meaning="first step that differs from the level before"))
     cause = headline_finding(run.findings)

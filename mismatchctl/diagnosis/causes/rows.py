@@ -329,7 +329,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     ratio = case.calibration
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     removed = [cause for cause in case.explained if cause in ("unsampled_tokens", "edited_response")]
-    fades = f"median difference (in logits) of first over late tokens: {_SURE_FACTOR:g} or more for different contexts"
+    fades = f"median difference (in logits), first / late tokens: {_SURE_FACTOR:g} or more for different contexts"
     where = "the first tokens of the response" if boundary == "response" else "the first tokens after a turn boundary"
     return Detection(
         "low" if not clear else "high" if sure else "medium",

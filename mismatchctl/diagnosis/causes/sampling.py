@@ -473,7 +473,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         return None
     often, facts = before > 2, []
     if often.sum() > _PENALTY_MIN_TOKENS and up:
-        meaning = "offset after 3 earlier occurrences over all repeated tokens: above 1 for a frequency penalty"
+        meaning = "offset after 3 earlier occurrences / offset of repeated tokens: above 1 for a frequency penalty"
         facts = [make_fact("after_two", float(np.median(case.scaled[often])) / up, meaning)]
     side, way = "rollout" if apart > 0 else "trainer", "higher" if up * down < 0 else "lower"
     sure = abs(z) > 10.0 and abs(apart) > 0.6

@@ -336,7 +336,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         tokens=later[case.sequence],
         evidence=(
             make_fact("onset", onset, "first step of the larger mismatch", interval=(float(ends[0]), float(ends[1]))),
-            make_fact("factor", growth.factor or 1.0, f"{what} after the onset over before", interval=growth.interval),
+            make_fact("factor", growth.factor or 1.0, f"{what} after / before the onset", interval=growth.interval),
             make_fact("z", z, "change of |log ratio|, in standard errors"),
         ),
         where={"steps": f"{format_label(onset)} to {steps[-1]}"},
@@ -390,8 +390,8 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
         f"stays at {_format_lags(lags)}. The rollout seems to use its first weights throughout. The versions that it "
         f"records ({rollout.min():g} to {rollout.max():g}) never took effect",
         evidence=(
-            make_fact("factor", factor, "mean difference (in logits) at the last two versions over the first version"),
-            make_fact("halfway", early, "mean difference at half of the versions over the first: above 1 if steady"),
+            make_fact("factor", factor, "mean difference (in logits): last two versions / first version"),
+            make_fact("halfway", early, "mean difference, middle / first version: above 1 if the growth is steady"),
             make_fact("growth_z", rise_z, "growth with the trainer's version at equal lag, in standard errors"),
             make_fact("growth_by_version", rise, "slope of the log difference over the logarithm of the versions"),
             make_fact("lag_z", own_z, "growth with the recorded lag, in standard errors: 0 if it was not used"),

@@ -37,7 +37,7 @@ def tokens_and_sequences(metric: str) -> tuple[tuple[str, str], ...]:
 UNBIASED = (ReferenceLine("y", 1.0, "", None, "limit"),)
 CHARTS = (
     TrendChart("abs", "Log-prob difference", Axis("|log-prob difference| (nats)", "log"),
-               "If only the largest difference rises, few tokens are wrong. If the mean rises, most tokens are wrong.",
+               "If only the largest difference rises, a few tokens are affected. If the mean rises, most are.",
                (("abs_diff_mean", "mean"), ("abs_diff_p99", "p99"), ("abs_diff_max", "largest"))),
     TrendChart("ratio", "Mean ratio", Axis("mean ratio"),
                "The mean ratio stays at 1 if the engine sampled the tokens with the recorded probabilities.",
@@ -46,8 +46,8 @@ CHARTS = (
                "Importance weights add variance to the gradient. Chi-square is the variance of these weights.",
                tokens_and_sequences("chi2")),
     TrendChart("ess", "Effective sample size without correction", Axis("effective sample size", percent=True),
-               "With untruncated importance weights, the data has the information of this share of unweighted data. "
-               "Weights per sequence cost more than weights per token.",
+               "With untruncated importance weights, the data contains the same information as this share of "
+               "unweighted data. Weights per sequence cost more than weights per token.",
                tokens_and_sequences("ess")),
     TrendChart("ppl", "Perplexity", Axis("perplexity", "log"),
                "If the two lines move apart, the two sides have different distributions.",
@@ -73,7 +73,7 @@ CORRECTION_TRENDS = (
     TrendChart("rejected_tokens", "Rejected tokens", Axis("share of tokens", percent=True),
                "If the rejected share rises over the steps, the mismatch grows."),
     TrendChart("ess_token", "Effective sample size with correction", Axis("effective sample size", percent=True),
-               "After weighting and rejection, the data has the information of this share of uncorrected data."),
+               "The corrected data contains the same information as this share of uncorrected data."),
     TrendChart("weight_mean", "Mean weight", Axis("mean weight"),
                "A mean weight of 1 is unbiased. Truncation of large weights lowers the mean.", rules=UNBIASED),
     TrendChart("loss_scale", "Loss scale", Axis("loss scale"),
@@ -227,7 +227,7 @@ def selection_figure(
             rows[row] = fig.interval_of(mean.value, mean.se, mean.interval)
     if not any(all(series[side][row][0] is not None for side in series) for row in chosen):
         return None
-    caption = "If kept and rejected responses have different rewards, rejection changes the mean reward in training."
+    caption = f"If kept and rejected responses have a different mean {metric}, rejection changes the mean in training."
     return fig.rows_figure(name, f"Mean {metric}, kept and rejected", caption, Axis(axis), series)
 
 

@@ -79,7 +79,7 @@ _CURVES = (
                "The curves show the share of the data that each threshold rejects.",
                (("rejected_tokens", "tokens"), ("rejected_sequences", "sequences"))),
     TrendChart("ess", "Effective sample size", Axis("effective sample size", percent=True),
-               "The data has the information of this share of uncorrected data.", tokens_and_sequences("ess")),
+               "The data has the same information as this share of uncorrected data.", tokens_and_sequences("ess")),
     TrendChart("bias", "Mean weight", Axis("mean weight"),
                "A mean weight of 1 is unbiased. A bound on the weights moves the mean weight away from 1.",
                (("weight_mean", "mean weight"),), UNBIASED),

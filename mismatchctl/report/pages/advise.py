@@ -174,9 +174,9 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
         names = [shorten(own, MAX_NAME) for own in chosen] if color != MUTED else []
         if chosen:
             marks.append(Marks("dots", label, across, up, color=color, hollow=label == "candidates", labels=names))
-    first = advice.advice[0].name
+    title = f"Advice: {api.candidate_label(advice.advice[0].name)}"
     return Figure(
-        name, f"{first} is advised, out of {len(errors)} candidates" if len(errors) > 1 else f"{first} is advised",
+        name, f"{title} ({len(errors)} candidates were compared)" if len(errors) > 1 else title,
         "Lower left is better. More data reduces the variance but not the bias. A point at the left "
         "end has no significant bias.",
         Axis("bias²", "log" if floors[0] else "linear"), Axis("variance (falls with more data)", "log"), tuple(marks),

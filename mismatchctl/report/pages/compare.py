@@ -290,7 +290,7 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
     moved = " of ".join(api.format_signed(change) for change in (parts[largest].total, decomposition.difference))
     return rows_figure(
         name, f"{shorten(largest, 2 * MAX_NAME)} contributes most to the change of K3: {moved} nats/token",
-        f"Each row is one part of the runs. The figure shows at most {MAX_DRAWN} parts, those with the largest "
+        f"Each row is one part of the data. The figure shows at most {MAX_DRAWN} parts, those with the largest "
         "contributions. The contributions of all parts add up to the change of K3.",
         Axis("contribution (nats/token)"), series, noun=noun, rule=(0.0, ""),
     )  # fmt: skip
