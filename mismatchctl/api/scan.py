@@ -1,4 +1,4 @@
-"""One pass over a dump for all commands: blocks of rows, micro-batches, and gates over a whole step."""
+"""Read a dump in one pass, block by block. All commands use this module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ReadOptions(TypedDict, total=False):
-    """Options of every function that reads dumps, explained in `mm.analyze`."""
+    """Options of every function that reads dumps. `mm.analyze` explains them."""
 
     rename: Mapping[str, str] | None
     on_bad: BadDataPolicy
@@ -47,11 +47,11 @@ NO_MICRO_BATCHES = "the dump lacks the column micro_batch"
 
 
 MicroBatches = Mapping[int, Ints]
-"""The micro-batch of each row within its step, by file."""
+"""Index of a file -> for each row of the file, the number of its micro-batch within the step."""
 
 
 def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
-    """Assign micro-batches of `size` rows in dump order, in one more pass over the dump."""
+    """Divide each step into micro-batches of `size` rows, in dump order. This needs one more pass over the dump."""
     seen: Counter[tuple[object, object]] = Counter()
     numbers = {file.index: np.zeros(file.rows, np.int64) for file in dump.files}
     for unit in dump.units:
@@ -81,7 +81,7 @@ _PLACE_COLUMN = "\0place"
 
 @dataclass(frozen=True)
 class TrimThresholds:
-    """The smallest value that a gate with `over: batch` drops, by gate and step."""
+    """For each gate with `over: batch` and each step, the smallest value that the gate drops."""
 
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ class UnitBatches:
         return self.read(None)
 
     def read(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
-        """Yield the batches. If `watch` is given, it is called first, with the rows as they are stored."""
+        """Yield the batches. Before each batch, call `watch` with the stored rows of the batch."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:
@@ -179,7 +179,7 @@ class UnitBatches:
             yield self._trims.on(batch, self._unit.file.run)
 
     def rows(self) -> Iterator[Rows]:
-        """Yield the rows as they are stored, with masked tokens and bad values."""
+        """Yield the rows as they are stored, including masked tokens and bad values."""
         for rows in self._dump.rows(self._unit, self.problems):
             self._count(rows)
             yield rows
@@ -191,15 +191,13 @@ class UnitBatches:
 
 
 BatchTask = Callable[[UnitBatches, str], Any]
-"""A computation on the batches of one block of rows. Rows without a run belong to the run that is passed."""
+"""Computes something from the batches of one block of rows. Rows without a run name belong to the given run."""
 
 
 @dataclass(frozen=True)
 class _PartResult:
-    """Result of a part of the dump, with the valid tokens by file and the problems."""
-
     part: Any
-    tokens: Counter[int]
+    tokens: Counter[int]  # index of a file -> number of valid tokens
     problems: Problems
 
     def __add__(self, other: _PartResult) -> _PartResult:
@@ -214,7 +212,7 @@ def _read_part(
 
 
 class DumpReading:
-    """An open dump while it is read."""
+    """Reads an open dump part by part."""
 
     def __init__(self, dump: Dump, corrections: Sequence[Correction] = (), **options: Unpack[ReadOptions]) -> None:
         self.dump, self.options = dump, options
@@ -252,7 +250,7 @@ class DumpReading:
         return cls(dump, corrections, **options)
 
     def parts(self, work: BatchTask) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """Yield the results in input order, with a function that returns True if a run and step can occur again."""
+        """Yield the result of each part, and a function of (run, step): True if later parts may contain this step."""
         may_grow, done, progress = _find_open_groups(self.dump.units), 0, self.options.get("progress")
         size = self._numbered_size
         micro_batches = None if size is None else number_micro_batches(self.dump, size)
@@ -271,9 +269,10 @@ class DumpReading:
 
 
 def _find_open_groups(units: Sequence[ReadUnit]) -> Callable[[int, str, LabelValue], bool]:
-    """Return a function of (part, run, step): True if a later part may contain this step, judged by the footers."""
+    """Return a function of (part, run, step), which returns True if a later part may contain rows of this step."""
     named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
-    # for each run, from the last part to the first: negated indices (to search), and the steps in this and later parts
+    # for each run, from the last part to the first: its negated index (to search), and the range of steps in this part
+    # and all later parts, from the footers of the files
     indices: dict[str, list[int]] = {}
     ranges: dict[str, list[tuple[float, float]]] = {}
     for unit in reversed(units):

@@ -43,11 +43,11 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class SequencePiece:
-    """Adjacent sequences of one file: the number of the piece, its first row, and its columns."""
+    """A piece of a file, which contains adjacent sequences."""
 
     file: DumpFile
-    number: int
-    first: int
+    number: int  # the piece is the `number`-th piece of the file, from 0
+    first: int  # row of the first sequence
     batch: pa.RecordBatch
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class SequencePiece:
 
     @cached_property
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
-        """Return the segments, train minus rollout log-probs of all tokens [T], and flags of valid tokens [T]."""
+        """Return the segments, the log ratio of each token [T], and flags that are true for valid tokens [T]."""
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
         segments = Segments.from_lengths(ListColumn.of(rollout).lengths)
         x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
@@ -94,7 +94,7 @@ _BOS_REMEDY = "record the token with which every text begins (BOS) as the prompt
 
 
 def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[DumpFile]:
-    """Open the files of a dump for scoring. Missing token ids, and existing columns in `without`, are errors."""
+    """Open the files of a dump for scoring. Token ids must exist, and the columns in `without` must not exist."""
     files = open_parquet_dump(place).files
     for file in files:
         if file.layout == "long":
@@ -132,7 +132,7 @@ class ScoreSettings:
 
 
 def hash_checkpoint(folder: Path) -> str:
-    """Hash a checkpoint by its configuration, and by the sizes and last bytes of its weight files."""
+    """Hash the configuration of a checkpoint, and the name, size, first MiB and last MiB of each weight file."""
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
         kinds = "config.json and *.safetensors"
@@ -151,10 +151,10 @@ def hash_checkpoint(folder: Path) -> str:
 
 
 class ScoreFolder:
-    """The output folder with the scored parts of a dump."""
+    """The output folder with the scored pieces of a dump."""
 
     def __init__(self, place: Path, settings: ScoreSettings, *, force: bool = False) -> None:
-        """Check the output folder without a change. A folder with other files is refused."""
+        """Check the output folder, but do not create it. A folder that contains other files is an error."""
         self._place, self._settings, self._force = place, settings, force
         if place.exists() and not place.is_dir():
             raise ConfigError(f"{place}: this is a file; choose a folder for the scored sequences")
@@ -163,7 +163,7 @@ class ScoreFolder:
             raise ConfigError(f"{place}: contains {other.name}, which `score` did not write; choose an empty folder")
 
     def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
-        """Return the number of tokens in an existing part, or None if the part must be scored."""
+        """Return the number of scored tokens of a piece, or None if the piece must be scored."""
         path = self._path(piece)
         if self._force or not path.exists():
             return None
@@ -182,7 +182,7 @@ class ScoreFolder:
         return int(piece.log_ratios[0].lengths[chosen].sum())
 
     def write(self, piece: SequencePiece, chosen: Bools, found: Sequence[Float64s]) -> int:
-        """Write a part with the log-probs of its chosen sequences, and return the number of tokens."""
+        """Write a piece with the log-probs of its chosen sequences, and return the number of scored tokens."""
         kind = pa.list_(pa.field("element", pa.type_for_alias(self._settings.dtype), nullable=False))
         lengths = np.zeros(len(piece), np.int64)
         lengths[chosen] = [len(values) for values in found]
@@ -215,14 +215,14 @@ def _set_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.Record
 
 @dataclass(frozen=True)
 class SequenceChoice:
-    """The `count` sequences with the largest absolute sum of log ratios (`worst`), or a random sample."""
+    """Which sequences to score, if not all sequences are scored."""
 
-    count: int
-    worst: bool
+    count: int  # number of sequences
+    worst: bool  # True: the sequences with the largest absolute sum of log ratios. False: random sequences
 
 
 def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> list[Bools]:
-    """Return flags of the chosen rows of each file. If sequences are equal, the first rows are chosen."""
+    """Return one array of flags per file, which are true for the chosen rows."""
     if choice is None:
         return [np.ones(file.rows, np.bool_) for file in files]
     parts = [[_sort_keys(piece, choice) for piece in read_pieces(file)] for file in files]
@@ -234,7 +234,7 @@ def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> lis
 
 
 def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
-    """Return sort keys: minus the absolute sum of log ratios, or a random hash of the row."""
+    """Return a sort key for each sequence. The sequences with the smallest keys are chosen."""
     if choice.worst:
         segments, x, valid = piece.log_ratios
         return -np.abs(segments.sum(np.where(valid, x, 0.0)))
@@ -246,7 +246,7 @@ def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
 
 
 REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN)
-"""Optional columns of a line of `write_replay`, in addition to file and row."""
+"""`write_replay` writes these columns, if they exist, and the file and row of each sequence."""
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
@@ -284,9 +284,9 @@ def score(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreSummary:
-    """Write the sequences of a dump with `reference_log_probs` to a folder.
+    """Write a copy of a dump to a folder, and add the column `reference_log_probs`.
 
-    Each piece is written completely or not at all, so that the same call continues an interrupted run. `force` scores
+    Each piece is written completely or not at all. If a run was interrupted, the same call continues it. `force` scores
     existing pieces again.
     """
     if Path(out).resolve().is_relative_to(Path(place).resolve()):

@@ -24,10 +24,10 @@ DEFAULT_INTERVAL = 10.0
 _MAX_FAILED_LOOKS = 2
 """Maximum number of consecutive failures. A check may fail if a file is replaced while it is read."""
 _MAGIC_BYTES = {b"PAR1": b"PAR1", b"ARRO": b"ROW1"}
-"""First and last four bytes of file formats that end with an index. Complete files have both."""
+"""First four bytes -> last four bytes of complete files, for formats with an index at the end of the file."""
 
 StepKey = tuple[str, int]
-"""(run, index of the step)."""
+"""(name of the run, index of the step)."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Snapshot:
 
     result: Result
     steps: tuple[StepKey, ...]  # steps that are new or have more data
-    again: frozenset[StepKey]  # the steps among `steps` that existed before
+    again: frozenset[StepKey]  # the steps of `steps` that are not new, but have more data
     answered: tuple[str, ...]  # runs whose answer changed
     verdict: Verdict | None
-    waiting: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
+    waiting: tuple[str, ...]  # unfinished files
+    left_out: tuple[str, ...] = ()  # new notes about skipped data
 
 
 @dataclass
@@ -59,13 +59,13 @@ class DumpWatcher:
     clock: Callable[[], float] = time.monotonic
     unfinished: tuple[str, ...] = field(default=(), init=False)
     _files: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # size and time at the last check
-    # what was reported: metrics by run and step, answers by run, notes about skipped data
+    # already reported: metrics of each run and step, answers of each run, notes about skipped data
     _steps: dict[tuple[str, object], tuple[object, ...]] = field(default_factory=dict, init=False)
     _answers: dict[str, object] = field(default_factory=dict, init=False)
     _left_out: set[str] = field(default_factory=set, init=False)
 
     def snapshots(self) -> Iterator[Snapshot | None]:
-        """Yield the result of each check that found new data, and once `None` while files are missing."""
+        """Yield a Snapshot after each check that found new data. If no file is complete yet, yield None once."""
         engine = IncrementalEngine(LocalEngine(self.threads))
         before, failures = None, list[DataError]()
         since, reported_empty = self.clock(), False
@@ -98,7 +98,7 @@ class DumpWatcher:
             self.sleep(self.every)
 
     def _compare(self, result: Result) -> Snapshot:
-        """Return the steps and answers that are new or changed since the last report."""
+        """Return a Snapshot with the steps and answers that are new, or that changed since the last report."""
         steps, again, answered = [], set(), []
         for name, run in result.runs.items():
             for index, label in enumerate(run.groups.labels):
@@ -118,7 +118,7 @@ class DumpWatcher:
         return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, self.unfinished, left_out)
 
     def _find_complete_files(self) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return the complete files (with a footer, or unchanged since the last check) and the unfinished files."""
+        """Return the complete files and the unfinished files. Complete files have a footer, or did not change."""
         try:
             found, _ = discover_files(self.paths)
         except DataError:

@@ -1,4 +1,4 @@
-"""The Sweep: points (combinations of thresholds), Pareto front, marked presets, predictions, and its files."""
+"""The result of a sweep: a table with one row per point (combination of thresholds), and predictions."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from mismatchctl.results.model import InputFile, SkippedData
 from mismatchctl.results.views import SWEEP_COLUMNS, TableText, View, format_cell
 
 MAX_FORECAST_POINTS = 8
-"""Maximum number of points per study for which predictions are made. The points are evenly spaced."""
+"""Predictions are made for at most this number of points per study. The points are evenly spaced."""
 REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
 
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """The predictions that the user requested. None and () request no prediction."""
+    """The predictions that the user requested. None or () means that no prediction is requested."""
 
     batch: int | None = None  # sequences of a future batch
     lengths: tuple[int, ...] = ()  # response lengths in tokens
@@ -53,7 +53,7 @@ class ForecastRequest:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predictions for one point of a sweep on one run."""
+    """Predictions for one run and one point of a sweep."""
 
     run: str
     correction: str
@@ -68,7 +68,7 @@ def make_forecasts(
     sample: SequenceSample,
     groups: pl.LazyFrame,
 ) -> tuple[Forecast, ...]:
-    """For each run, predict at the points that `sample` contains."""
+    """Make the requested predictions for each run and each of `points`."""
     found = []
     for run in runs:
         own = sample.of_run(run)
@@ -89,19 +89,19 @@ def make_forecasts(
 def _forecast_step(groups: pl.LazyFrame, run: str, name: str, point: int, ahead: float) -> list[Prediction]:
     own = (pl.col("run") == run) & (pl.col("correction") == name) & (pl.col("point") == point)
     rows = groups.filter(own & (pl.col("scope") == "group")).select("group", *REJECTION_METRICS).collect()
-    steps = rows["group"].cast(pl.Float64, strict=False).to_list()  # labels are strings if one of them is no number
+    steps = rows["group"].cast(pl.Float64, strict=False).to_list()  # labels are strings unless all are numbers
     return [predict_at_step(key, steps, rows[key].to_list(), ahead) for key in REJECTION_METRICS]
 
 
 FORMAT = 2
 """Version of the JSON format. The version increases if a key changes its meaning or is removed."""
 METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
-"""Metrics whose standard error over clusters is in a column `<key>_se` of overall rows."""
+"""For these metrics, `overall` has a column `<key>_se` with the standard error."""
 OVERALL_SCOPE = "overall"
-"""Value of `scope` in rows of a whole run. Rows of a step have `group`, and rows of `--by` the column's name."""
+"""`scope` of the row of a whole run. The row of a step has the scope `group`, and a `--by` row the column's name."""
 GROUP_SCOPE = "group"
 MET_EVERYWHERE = "met at every threshold"
-"""Start of the status of a target that all thresholds meet."""
+"""The status of a target starts with this text if all thresholds meet the target."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class SolvedThreshold:
 
     run: str
     wish: str  # metric of the target: rejected_tokens, rejected_sequences or ess_token
-    wanted: float
-    rule: str  # description of the bound: "token weights truncated above", "geometric ratio above",
-    correction: dict[str, Any] | None = None  # the correction at that threshold, if the target can be met
-    threshold: float | None = None  # the bound, which is a value in the data
-    # 95% interval of the threshold over clusters. An end is None beyond the data. None for a single cluster.
+    wanted: float  # value of the target
+    rule: str  # description of the rule, such as "token weights truncated at x"
+    correction: dict[str, Any] | None = None  # the correction with this threshold, or None if no threshold is found
+    threshold: float | None = None  # value of x
+    # 95% interval of the threshold. An end outside the grid is None. With one cluster, the interval is None.
     interval: tuple[float | None, float | None] | None = None
     reached: float | None = None  # value of the metric at the threshold
     status: str = "ok"  # "ok", or the reason why the target cannot be met
@@ -124,12 +124,13 @@ class SolvedThreshold:
 class Sweep(View):
     """The result of `sweep`.
 
-    - `studies`: the corrections with their varied fields. A point is one combination of values.
+    - `studies`: each correction and its fields that vary. A point is one combination of values of these fields.
     - `overall`: one row per run, correction and point. The columns are run, correction, point, each varied field (such
       as `weight.truncate`), scope ("overall"), group (null), tokens, sequences, the metrics, the standard errors of
       some metrics (`<key>_se`), and `pareto`.
     - `groups`: the same rows for each training step and each value of a `by` column, as a polars LazyFrame without
-      standard errors and `pareto`. Undefined values are null, and overflows are infinite. `reason` returns the reason.
+      standard errors and `pareto`. Undefined values are null, and values that overflow are infinite. The method
+      `reason` explains them.
     - `metrics`: the metrics by key, in the order of the columns.
     - `targets`: the thresholds that meet the requested targets.
     - `forecasts`: the requested predictions.
@@ -161,12 +162,12 @@ class Sweep(View):
         return list(dict.fromkeys(axis.path for study in self.studies for axis in study.axes))
 
     def place(self, correction: str, point: int) -> dict[str, Any]:
-        """Return the value of each varied field of a study at a point."""
+        """Return the values of the fields that vary, at one point of a correction."""
         study = self.study(correction)
         return dict(zip([axis.path for axis in study.axes], study.points[point], strict=True))
 
     def study(self, name: str) -> Study:
-        """Return the study of the correction with a name."""
+        """Return the study of a correction, given the name of the correction."""
         return next(study for study in self.studies if study.name == name)
 
     def reason(self, row: Mapping[str, Any], key: str) -> str:
@@ -208,13 +209,13 @@ class Sweep(View):
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def rows(self, run: str, correction: str) -> pl.DataFrame:
-        """Return the rows of one correction on one run, in the order of the points of its study."""
+        """Return the rows of one run and one correction, ordered by point."""
         return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
             "point", maintain_order=True
         )
 
     def to_polars(self) -> pl.DataFrame:
-        """Return one row per run, correction and point, with the varied values, all metrics and `pareto`."""
+        """Return the table `overall`, with one row per run, correction and point."""
         return self.overall
 
     def _lines(self) -> list[str]:
@@ -232,25 +233,25 @@ _ROUNDING_BITS = 33  # ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Return flags of the rows [P, objectives] that no other row beats (low is good). Of equal rows, one counts."""
+    """Return a flag for each row of `costs` [P, objectives]: True if the row is on the Pareto front (low is good)."""
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
     for row in np.lexsort(costs.T[::-1]):
         own = costs[row]
         if np.isnan(own).any() or (front[:, :size] <= own[:, None]).all(axis=0).any():
-            continue
+            continue  # of equal rows, only the first is on the front
         found[row] = True
         front[:, size], size = own, size + 1
     return found
 
 
 def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.DataFrame:
-    """Add the column `pareto`: the points that no other point of the correction beats.
+    """Add the column `pareto`, which is true for the points on the Pareto front of each correction.
 
     The objectives are the share of rejected tokens, the ESS of tokens, and the bias. For weights, the bias is the
-    effect of the bound on the mean weight. For rejection, the bias is the remaining K3. Values are rounded to about ten
-    digits, because the other digits depend on the order of summation. If points have equal values, the point with the
-    loosest bounds is flagged.
+    change of the mean weight that the bound causes. For rejection, the bias is the remaining K3. Values are rounded to
+    about ten digits, because the other digits depend on the order of summation. If several points have equal values,
+    only the point with the loosest bounds is on the front.
     """
     weighted = [study.name for study in studies if study.correction.weight is not None]
     gated = [study.name for study in studies if study.correction.gates]
@@ -260,7 +261,7 @@ def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.Dat
         for key in ("rejected_tokens", "ess_token", "k3_kept", "weight_mean", "weight_bias")
     )
     with np.errstate(invalid="ignore"):  # the bias of overflowing weights is undefined
-        # Rounded separately, because their difference may be rounding error only.
+        # both values are rounded first, because their difference may only be a rounding error
         moved = np.abs(round_values(mean) - round_values(mean - bias))
     costs = np.column_stack(
         [
@@ -304,7 +305,7 @@ def order_by_strictness(study: Study) -> list[int]:
 
 
 def _bound_strictness(correction: Correction, path: str) -> float:
-    """Return a sort key for the strictness of the bound at a field. The key is 0 if the field is not a bound."""
+    """Return a sort key, which is larger for stricter bounds. If the field is not a bound, the key is 0."""
     parts = path.split(".")
     is_entry = len(parts) > 1 and parts[-2] in INTERVAL_FIELDS
     if not is_entry and parts[-1] not in (*INTERVAL_FIELDS, "truncate"):
@@ -329,7 +330,7 @@ POINT_METRICS = {
     "weight_bias": ("ratio", 2),
     "k3_kept": ("nats/token", 1),
 }
-"""Metrics of a point: unit, and priority for removal if space is limited."""
+"""Metrics of a point -> unit, and priority of removal. If space is limited, higher priorities are removed first."""
 TARGET_TEXTS = {
     "rejected_tokens": "of tokens rejected",
     "rejected_sequences": "of sequences rejected",
@@ -357,7 +358,7 @@ def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
 
 
 def format_threshold(value: Any) -> str:
-    """Format a value of an axis with enough digits to distinguish the values."""
+    """Format a threshold with enough digits to distinguish it from other thresholds."""
     if value is None:
         return DASH
     return f"{value:.{_THRESHOLD_DIGITS}g}" if isinstance(value, float) else str(value)
@@ -370,7 +371,7 @@ def format_point(study: Study, point: int) -> str:
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Return the metrics (with units) that differ among rows, and two metrics that are always shown."""
+    """Return the metrics to show, with units: the metrics whose values differ between rows, and two other metrics."""
     always = ("rejected_tokens", "ess_token")
     differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
     return [(key, POINT_METRICS[key][0]) for key in differing]
@@ -388,7 +389,7 @@ def format_target(key: str, wanted: float) -> str:
 
 
 def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
-    """Summarize one run: the cheapest point of each correction, and a line per target."""
+    """Describe one run: the point of each correction that rejects least, and the thresholds that meet each target."""
     summaries = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
     found = "; ".join(filter(None, summaries))
     sentences = [
@@ -410,7 +411,7 @@ def _describe_target(target: SolvedThreshold) -> str:
 
 
 def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
-    """Describe the Pareto point with the least rejection."""
+    """Describe the point on the Pareto front that rejects least."""
     known = sort_by_cost([row for row in rows if row["pareto"]])
     if not known:
         return ""
@@ -424,7 +425,7 @@ def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
 
 
 def thin_rows(rows: Sequence[Item], most: int) -> list[Item]:
-    """Return at most `most` rows, evenly spaced."""
+    """Select at most `most` evenly spaced rows."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
@@ -440,7 +441,6 @@ def format_target_interval(target: SolvedThreshold) -> str:
 
 
 def format_interval(found: Prediction) -> str:
-    """Format the interval of a prediction, or return a dash."""
     if found.interval is None:
         return DASH
     low, high = found.interval
@@ -452,7 +452,7 @@ def format_interval(found: Prediction) -> str:
 
 
 def describe_check(check: BackTest) -> str:
-    """Describe how the prediction model was checked on the dump."""
+    """Describe how well the predictions agree with the dump."""
     lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
     noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # expected mean absolute difference
     return (
@@ -497,7 +497,7 @@ class _SweepData(BaseModel):
 
 
 def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
-    """Read the content of a JSON file of a sweep. Damaged content raises a ValueError or a ConfigError."""
+    """Make a Sweep from the content of its JSON file. Damaged content raises a ValueError or a ConfigError."""
     saved = _SweepData.model_validate(data)
     found = [Study(parse_correction(item.correction), tuple(item.axes)) for item in saved.studies]
     studies = tuple(map(validate_study, found))

@@ -1,4 +1,4 @@
-"""Studies: corrections with varied fields, called axes."""
+"""Studies. A study is a correction and its axes: the fields that vary, with their values."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from mismatchctl.measure.grid.thresholds import CorrectionGrid
 
 AxisValue = float | str | bool | None
 MAX_POINTS = 100_000
-"""Maximum number of points of all studies, to catch typing errors."""
+"""Maximum number of points of a study. More points are probably a typing error."""
 
 INTERVAL_FIELDS = ("clip", "zero", "keep")
 _FIXED_FIELDS = ("name", "about", "loss")
-"""Fields of a correction that no metric of a sweep depends on."""
+"""These fields of a correction do not change any metric of a sweep."""
 _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
 class ThresholdAxis:
-    """One varied field of a correction, and its values."""
+    """A field of a correction that varies, and its values."""
 
-    # field such as `weight.clip.1`. An interval without an index (`gates.0.keep`) moves the two bounds together: x
-    # means [1/x, x] (for statistics other than the ratio, [-x, x]).
+    # field such as `weight.clip.1`. If the field is a whole interval (`gates.0.keep`), a value x means [1/x, x]. For
+    # statistics other than the ratio, it means [-x, x].
     path: str
     values: tuple[AxisValue, ...]  # values in the given order
     log: bool = False  # True for geometric spacing
@@ -82,7 +82,7 @@ class ThresholdAxis:
 
 @dataclass(frozen=True)
 class Study:
-    """A correction and its varied fields. The points are all combinations of the values, the last field fastest."""
+    """A correction and its fields that vary. `points` contains all combinations of values of these fields."""
 
     correction: Correction
     axes: tuple[ThresholdAxis, ...]
@@ -116,7 +116,7 @@ class Study:
         return self.grid.correction(point)
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """Return the versions of the rule that contains a field, as corrections, and their index at each point [P]."""
+        """For the rule that contains a field, return its versions as corrections, and the version at each point [P]."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 
@@ -133,7 +133,7 @@ class Study:
 
     @cached_property
     def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
-        """Return the result of `variants` for each varied rule."""
+        """For each rule with fields that vary, return the result of `variants`."""
         axes: dict[str, list[int]] = {}
         for number, path in enumerate(self.paths):
             axes.setdefault(_rule_of(path), []).append(number)
@@ -159,7 +159,7 @@ class Study:
         return self.correction.model_dump(mode="json")
 
     def _data(self, values: Mapping[str, AxisValue]) -> dict[str, Any]:
-        """Return the correction as plain data with the given values of its varied fields."""
+        """Return the correction as plain data, with the given values."""
         data = {**self._whole}
         for path, value in values.items():
             _set_at_path(data, path, value, self._where)
@@ -175,7 +175,7 @@ class Study:
 
 
 def _rule_of(path: str) -> str:
-    """Return the rule that a field belongs to: `weight` or one of the gates."""
+    """Return the rule that contains a field: `weight`, or a gate such as `gates.0`."""
     first, _, rest = path.partition(".")
     number = rest.partition(".")[0]
     return f"gates.{int(number)}" if first == "gates" and number.isdecimal() else first
@@ -197,7 +197,7 @@ def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis
 
 
 def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, object]]) -> list[Study]:
-    """Return a study per correction. `vary` contains fields with their values, or with a text for `--vary`."""
+    """Return one study per correction. `vary` contains (field, values). Values may be a string, as for `--vary`."""
     if vary and not corrections:
         needed = wording(python="a correction to vary", command="--correction or --config")
         raise ConfigError(f"{option('vary')} needs {needed}")
@@ -217,7 +217,7 @@ def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, o
 
 
 def validate_study(study: Study) -> Study:
-    """Return the study if all of its points are valid corrections."""
+    """Return the study. If one of its points is not a valid correction, raise an error."""
     paths = [axis.path for axis in study.axes]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
@@ -231,7 +231,7 @@ def validate_study(study: Study) -> Study:
 
 
 def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
-    """Set the value of a field of `data`. Shared mappings and lists on the way to the field are copied."""
+    """Set a field of `data`. First copy the mappings and lists that contain the field: other points share them."""
     parts = path.split(".")
     holder: Any = data
     for depth, part in enumerate(parts):
@@ -282,7 +282,7 @@ def _parse_value(text: str, where: str) -> AxisValue:
 def _default_study(
     name: str, about: str, rule: Mapping[str, Any], path: str, ends: tuple[float, float], usual: float
 ) -> Study:
-    """Return a study over a range of thresholds that includes the frameworks' usual threshold."""
+    """Return a study with 40 thresholds in a range, and the threshold that frameworks usually set."""
     axis = ThresholdAxis.over(path, *ends, 40, log=True)
     values = sorted({*(value for value in axis.values if isinstance(value, float)), usual})
     return Study(parse_correction({"name": name, "about": about, **rule}), (replace(axis, values=tuple(values)),))

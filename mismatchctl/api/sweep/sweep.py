@@ -1,4 +1,4 @@
-"""Evaluate every point of every study in one pass over a dump, and solve for thresholds that meet a target."""
+"""Evaluate every point of every study in one pass over a dump, and find the thresholds that meet targets."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
 
 
 TargetValue = tuple[str, float]
-"""The key of a target's metric, and the target value."""
+"""A target: the key of a metric, and the wanted value."""
 TARGET_REJECTIONS = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
 ESS_METRIC = "ess_token"
 
-_DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # log distances of thresholds from ratio 1
+_DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # |log(threshold)| of the tried thresholds
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class ThresholdRule:
     """A rejection rule or weight rule with one threshold."""
 
     words: str  # description for tables
-    correction: Correction  # the correction with any threshold
-    path: str  # path of the threshold
-    threshold: Callable[[float], float]  # converts the compared distance (log scale, at least 0) to the threshold
+    correction: Correction  # the correction, with an arbitrary threshold
+    path: str  # field of the correction that contains the threshold
+    threshold: Callable[[float], float]  # converts a distance (on the log scale, at least 0) to a threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return the values that are compared with the threshold, and the weight of each (its tokens, or 1)."""
+        """Return the distances that the rule compares with the threshold, and the mass of each: its tokens, or 1."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
@@ -148,13 +148,13 @@ def list_searches(wishes: Iterable[TargetValue]) -> tuple[tuple[str, ThresholdRu
 
 
 GridTables = dict[str, list[ClusterTable]]
-"""For each run, a table per search. A row is a cluster: its tokens or sequences (called mass) per bin of distances. For
-the ESS, the row also contains the sums of w and w^2 of the weights w."""
+"""For each run, one table per search. A row contains the mass (tokens or sequences) of a cluster in each bin of
+distances. For the ESS, the row also contains the sums of the weights w, and of w^2."""
 _BINS = len(_DISTANCE_GRID) + 1
 
 
 def sum_grid(batch: TokenBatch, run: str, searches: Sequence[tuple[str, ThresholdRule]], by_prompt: bool) -> GridTables:
-    """Sum a batch over bins of the compared value, for each search: the metric of a target, and a rule."""
+    """For each search (metric and rule), count the tokens or sequences of a batch in each bin of distances."""
     found = {}
     for name, part in split_runs(batch, run) if searches else ():
         part = part.take(np.flatnonzero(part.segments.nonempty))
@@ -186,7 +186,7 @@ def add_grids(some: GridTables, more: GridTables) -> GridTables:
 
 
 def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
-    """Return a metric at each grid value, and its standard error over clusters (delta method)."""
+    """Return a metric at each threshold of the grid, and its standard errors (delta method)."""
     mass = sums[:, :_BINS]
     total, beyond = mass.sum(axis=1, keepdims=True), mass[:, ::-1].cumsum(axis=1)[:, -2::-1]
     with np.errstate(all="ignore"):
@@ -208,21 +208,21 @@ def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
 
 
 BracketValues = list[tuple[int, Float64s, Float64s]]
-"""Distances and masses between the two grid points of a bracket, by the index of the bracket."""
+"""(index of a bracket, distances between its two grid points, masses)."""
 
 
 @dataclass(frozen=True)
 class TargetBracket:
-    """A target for one rule on one run, and the two grid points around its solution."""
+    """A target for one run and one rule, and the two grid points between which a threshold meets the target."""
 
     run: str
     key: str
     wanted: float
     rule: ThresholdRule
     place: int  # the target is met at exactly one of the grid points `place` - 1 and `place`
-    bins: Float64s  # mass in each bin of distances [1, BINS], for the ESS also the sums of w and w^2 [3, BINS]
-    reached: float  # value at the grid point that meets the target
-    # interval of the distance. An end is None outside the grid. The interval is None for a single cluster.
+    bins: Float64s  # mass in each bin of distances [1, BINS]. For the ESS, also the sums of w and w^2 [3, BINS]
+    reached: float  # value of the metric at the grid point that meets the target
+    # interval of the distance. An end outside the grid is None. With one cluster, the interval is None.
     interval: tuple[float | None, float | None] | None
 
     def select(self, distances: Float64s, mass: Float64s) -> tuple[Float64s, Float64s]:
@@ -240,7 +240,7 @@ class TargetBracket:
             first = below[1] + np.cumsum(weights) + beyond * weights
             reached = first**2 / (total * (below[2] + np.cumsum(weights**2) + beyond * weights**2))
             met = np.flatnonzero(reached >= self.wanted)[::-1]
-        else:  # the smallest distance with sufficiently little rejected mass. Equal distances stay together
+        else:  # the smallest distance with sufficiently little rejected mass. Equal distances are rejected together
             beyond = above + np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)[: len(mass)]
             reached = beyond / total
             met = np.flatnonzero((reached <= self.wanted) & np.append(np.diff(distances) > 0, True)[: len(mass)])
@@ -263,7 +263,7 @@ class TargetBracket:
 def find_brackets(
     grids: GridTables, runs: Iterable[str], wishes: Sequence[TargetValue]
 ) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
-    """Find the grid points around the solution of each target, and the targets that cannot be met."""
+    """For each target, find two grid points around the threshold. Also return the targets that cannot be met."""
     found, missed, searches, unknown = [], [], list_searches(wishes), np.full(1, np.nan)
     for run in runs:
         measured = {
@@ -290,7 +290,7 @@ def find_brackets(
 
 
 def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
-    """Return the first and last grid point within the error of the target. An end outside the grid is `None`."""
+    """Return the first and last grid point at which the metric may equal the target. None: outside the grid."""
     places = np.flatnonzero(inside)
     low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
     return (None if low == 0 else float(_DISTANCE_GRID[low])), (
@@ -300,7 +300,7 @@ def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float |
 
 @dataclass(frozen=True)
 class TargetSearch:
-    """The second pass over the dump, which refines the solutions."""
+    """The second pass over the dump, which finds the exact thresholds between the grid points."""
 
     brackets: tuple[TargetBracket, ...]
 
@@ -331,7 +331,7 @@ class _RunSums:
 
 
 class SweepAccumulator(GroupMerger[list[FamilySums]]):
-    """Adds up the sums of a dump in input order, and keeps the rows of complete groups."""
+    """Adds the sums of all parts of a dump. When a step is complete, computes the rows of this step."""
 
     closing_size = 1 << 20
 
@@ -409,7 +409,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return pl.concat(ordered, how="diagonal_relaxed")
 
     def groups(self) -> pl.LazyFrame:
-        """Return the rows of steps and values. Labels become numbers if all labels are numbers."""
+        """Return the rows of all steps and `--by` values. If all labels are numbers, they are converted to numbers."""
         whole = pl.concat(self._tables, how="diagonal_relaxed").lazy()
         numbers = [label for label in self._labels if isinstance(label, (int, float)) and not isinstance(label, bool)]
         if not numbers or len(numbers) + self._labels.count(None) < len(self._labels):
@@ -425,7 +425,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         scope: str,
         groups: Sequence[LabelValue],
     ) -> pl.DataFrame:
-        """Return one row per group and point of a family. Undefined values are null."""
+        """Return one row for each group and each point of a family. Undefined values are null."""
         family, study = self.families[number], self.studies[self.of_study[number]]
         points, count = family.points.tolist(), len(groups) * len(family.points)
         columns: dict[str, Any] = {"run": [run] * count, "correction": [study.name] * count}
@@ -453,7 +453,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
 
 
 MEMORY_WARNING_BYTES = 1_000_000_000
-"""A notice is printed if the estimated memory is at least this number of bytes."""
+"""If a sweep probably needs more memory, it prints a notice."""
 
 
 @dataclass(frozen=True)
@@ -471,7 +471,7 @@ class _SweepPart:
 class _SweepPass:
     plan: MeasurePlan
     families: tuple[CorrectionFamily, ...]
-    predicted: tuple[Correction, ...]  # corrections to sample sequences for
+    predicted: tuple[Correction, ...]  # the sample of sequences contains these corrections, for predictions
     searches: tuple[tuple[str, ThresholdRule], ...]
 
     def __call__(self, batches: Iterable[TokenBatch], run: str) -> _SweepPart:
@@ -484,12 +484,12 @@ class _SweepPass:
 
 
 def sweep(
-    paths: Sequence[DumpSource],  # files, folders, globs. Each is one run, unless a `run` column names the runs.
-    chosen: Sequence[Study] = DEFAULT_STUDIES,  # corrections with their axes and unique names
+    paths: Sequence[DumpSource],  # files, folders, globs. Each is one run, unless the dump has a column `run`.
+    chosen: Sequence[Study] = DEFAULT_STUDIES,  # studies with unique names
     *,
     by: Sequence[str] = (),  # columns to break down by
-    notice: Callable[[str], None] | None = None,  # called with a message before reading if much memory is needed
-    wishes: Sequence[TargetValue] = (),  # targets to solve thresholds for, which takes a second pass
+    notice: Callable[[str], None] | None = None,  # if much memory is needed, called with a message before reading
+    wishes: Sequence[TargetValue] = (),  # find the thresholds that meet these targets, in a second pass
     outlook: ForecastRequest | None = None,  # predictions at some points of each study
     **options: Unpack[ReadOptions],
 ) -> Sweep:
@@ -558,7 +558,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
-    """Compute the metrics at each solved threshold in one more pass. Targets that cannot be met get empty metrics."""
+    """In one more pass, compute the metrics at each threshold that was found. For other targets, return no metrics."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:
