@@ -233,7 +233,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "words for numbers": (configured(hidden_size="many"), 2, "hidden_size"),
     "other shapes": (configured(hidden_size=64), 2, "do not have the shapes in config.json"),
     "more words than there are weights": (configured(vocab_size=10**12), 2, "do not have the shapes"),
-    "layers without weights": (configured(num_hidden_layers=5), 2, "requires and the checkpoint lacks"),
+    "layers without weights": (configured(num_hidden_layers=5), 2, "weights that config.json requires"),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), 2, "cannot load"),
     "empty": (lambda folder: os.truncate(folder / "model.safetensors", 0), 2, "cannot load"),
     "a pickle": (pickled, 2, "this folder is not a checkpoint"),
