@@ -204,7 +204,7 @@ class Gate(_CorrectionModel):
         if self.keep == (None, None):
             raise ValueError("keep [null, null] rejects no data; write at least one bound")
         if self.keep[0] == self.keep[1] and not all(self.inclusive):
-            raise ValueError(f"keep {list(self.keep)} is empty without its bounds; set inclusive: [true, true]")
+            raise ValueError(f"keep {list(self.keep)} contains no value; set inclusive: [true, true]")
         if self.over in ("segment", "prefix") and self.level == "token":
             raise ValueError(f"over: {self.over} needs a level other than token")
         if self.over == "batch" and (self.statistic == "ratio" or self.level != "mean" or self.keep[1] is None):

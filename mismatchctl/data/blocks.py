@@ -250,7 +250,7 @@ def _note_faults(
             value = f"{values[bad[0]]:.6g}"
             problem = {
                 "null element": "expected a number, found null",
-                "log-prob below all": f"no policy gives a log-prob of {value}",
+                "log-prob below all": f"{value} is too low for a log-prob",
                 "log-prob above 0": f"log-probs must not be above 0, found {value}",
             }.get(reason, f"expected a finite number, found {value}")
             remedy = mask_remedy() if reason in ("null element", "NaN") else ""
@@ -447,7 +447,7 @@ def _split_by_tokens(file: DumpFile, table: pa.Table, first: int) -> Iterator[pa
     lengths = np.max([ListColumn.of(to_plain_array(column)).lengths for column in columns], axis=0)
     if lengths.max(initial=0) > MOST_SEQUENCE_TOKENS:
         row = int(np.argmax(lengths > MOST_SEQUENCE_TOKENS))
-        problem = f"the row has {lengths[row]:,} tokens, and at most {MOST_SEQUENCE_TOKENS:,} are read"
+        problem = f"the row has {lengths[row]:,} tokens, but only {MOST_SEQUENCE_TOKENS:,} are supported"
         raise DataError(problem, file=file.path, row=first + row, remedy="write one row per sequence")
     segments = Segments(np.concatenate([[0], np.cumsum(lengths)]))
     most = max(segments.tokens, 1) if segments.tokens <= BATCH_TOKENS * 3 // 2 else BATCH_TOKENS

@@ -301,7 +301,7 @@ def read_pieces(
         return
     names = list(dict.fromkeys(file.columns[column] for column in columns))
     if problem := file.contents.find_oversize(row_groups, names):
-        remedy = f"write one row per sequence, at most {MOST_SEQUENCE_TOKENS:,} tokens each, in smaller row groups"
+        remedy = f"write smaller row groups, and one sequence of at most {MOST_SEQUENCE_TOKENS:,} tokens per row"
         raise DataError(escape_unprintable(problem), file=file.path, remedy=remedy)
     store, group = find_store(file.location), file.contents.group_name
     where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
@@ -644,7 +644,7 @@ def _scattered_piece(
     step = "" if piece["step"] is None else f" of step {piece['step']}"
     name = escape_unprintable(f"sequence {piece['sequence_id']}{step}")
     if other["file"] == piece["file"]:
-        problem = f"{name} has rows in two places: it begins at row {other['start']} and again at this row"
+        problem = f"the rows of {name} are not adjacent: they begin at row {other['start']}, and again at this row"
         return piece["file"], piece["start"], problem, f"{SORT_REMEDY}; an id must be unique within its step"
     problem = f"{name} is also in {paths[other['file']]} (row {other['start']})"
     return piece["file"], piece["start"], problem, "keep each sequence in one file, under its own id"

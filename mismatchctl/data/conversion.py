@@ -62,7 +62,7 @@ class JoinedColumns:
             raise DataError("--join needs a Parquet file or a file of a framework", file=str(place), remedy=remedy)
         shared = set.intersection(*(set(table.column_names) for table in tables))
         ordered = sorted(shared, key=lambda name: (name in COLUMN_TYPES, name))
-        with self._explain("the files of this folder have different types"):
+        with self._explain("the columns of the files in this folder have different types"):
             self._table = pa.concat_tables([table.select(ordered) for table in tables])
         self.columns = {canonical_name(name): name for name in ordered}
         if "sequence_id" not in self.columns:
@@ -80,7 +80,7 @@ class JoinedColumns:
             added.append("prompt_id")
         if keys not in self._rows:
             columns = [self._table[self.columns[name]].to_pylist() for name in keys]
-            remedy = f"remove the copies; rows are matched by {', '.join(keys)}"
+            remedy = f"remove duplicate rows. The rows of the two files are matched by {', '.join(keys)}"
             self._rows[keys] = _index_rows(columns, self._place, remedy)
         rows, named = self._rows[keys], list(_list_keys(batch[name].to_pylist() for name in keys))
         lost = next((key for key in named if key not in rows), None)
@@ -245,7 +245,7 @@ def convert_dump(
             raise DataError("does not contain sequences", file=named)
         if joined is not None and not joined.found:
             remedy = "pass a file of the same run"
-            raise DataError(f"sequences of this dump are missing in {join}", file=named, remedy=remedy)
+            raise DataError(f"{join} does not contain any sequence of this dump", file=named, remedy=remedy)
     _, notes = find_unread_files([named], [UnopenedFile(str(path), str(path), "") for path in paths])
     return ConversionResult(rows, tokens, source.missing, source.copies, notes if paths else ())
 
@@ -290,7 +290,7 @@ def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
         examples = " and ".join(
             f"{side.name} has {_named(list(found)[:2])}" for side, found in zip(sides, places, strict=True)
         )
-        raise DataError(f"no {', '.join(keys)} occurs in both files: {examples}", file=str(rollout))
+        raise DataError(f"the two files have no common {' and '.join(keys)}: {examples}", file=str(rollout))
     notes = []
     for here, there in ((0, 1), (1, 0)):
         if alone := [key for key in places[here] if key not in places[there]]:
@@ -339,19 +339,19 @@ class _Side:
         for key, name in zip(keys, names, strict=True):
             if name not in ((key, *IDS) if key in IDS else (key,)):
                 near, listed = suggestion(key, self.columns), ", ".join(map(escape_unprintable, self.columns))
-                remedy = f"name the columns that identify a row with --on. The columns of this file are {listed}"
+                remedy = f"use --on to pass the columns that identify a row. The columns of this file are {listed}"
                 raise ConfigError(f"{self.path}: missing column {key}{near}; {remedy}")
         columns = [self.columns[name] for name in names]
         if missing := [column.index(None) for column in columns if None in column]:
-            raise DataError(f"this row has no {', '.join(keys)}", file=str(self.path), row=min(missing))
-        remedy = "remove the copies, or name every column that identifies a row: --on step,id"
+            raise DataError(f"this row has no value for {' or '.join(keys)}", file=str(self.path), row=min(missing))
+        remedy = "remove duplicate rows, or pass all columns that identify a row, as in --on step,id"
         return _index_rows(columns, self.path, remedy)
 
 
 def read_whole_file(path: Path) -> pa.Table:
     if not path.is_file():
         problem = "this is a folder, not a file" if path.is_dir() else "the file does not exist"
-        raise DataError(problem, file=str(path), remedy="name a file" if path.is_dir() else "check the path")
+        raise DataError(problem, file=str(path), remedy="pass a file" if path.is_dir() else "check the path")
     location = find_store(str(path)).location(str(path))
     contents = read_footer(UnopenedFile(location, escape_unprintable(str(path)), path.stem)).contents
     with find_store(location).open(location) as file:

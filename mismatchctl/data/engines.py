@@ -92,7 +92,7 @@ def _limit_threads(threads: int, memory: int, dump: Dump) -> int:
         group = f"row group {largest.row_group} of {largest.file.path}, {largest.tokens:,} tokens"
         least = -(-(PROCESS_BYTES + each) // 1_000_000)
         raise ConfigError(
-            f"--memory-limit {format_bytes(memory)} is too little for {group}; allow {least:,}MB, or "
+            f"--memory-limit {format_bytes(memory)} is too little for {group}; raise the limit to {least:,}MB, or "
             "write smaller row groups"
         )
     return min(threads, possible)
@@ -197,8 +197,8 @@ def _connect(address: str | None) -> Iterator[Any]:
         except Exception as error:  # Ray raises a plain Exception if a node dies while it starts
             where = "" if address is None else f" at {address}"
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            remedy = "start one, or name its --address"
-            raise ConfigError(f"no Ray cluster found{where} ({reason}): {remedy}") from None
+            remedy = "start a cluster, or pass its address with --address"
+            raise ConfigError(f"no Ray cluster found{where} ({reason}); {remedy}") from None
         try:
             yield ray
         finally:
@@ -216,9 +216,9 @@ def compute_on_worker(work: Work, dump: Dump, caller: tuple[str, str]) -> Any:
     stored = (file for file in dump.files if not isinstance(file.contents, MemoryTable) and "://" not in file.location)
     if (file := next((file for file in stored if not os.path.exists(file.location)), None)) is not None:
         return DataError(
-            f"the Ray worker on {node} does not see this file",
+            f"the Ray worker on {node} cannot find this file",
             file=file.path,
-            remedy="put the dump on storage that all nodes share under one path, or on an object store",
+            remedy="put the dump in an object store, or in a folder that has the same path on every node",
         )
     try:
         with messages_for(reader):
@@ -237,8 +237,8 @@ def _next_result(ray: Any, waiting: deque[tuple[Shard, Any]]) -> tuple[Shard, An
             raise DataError("mismatchctl is not installed on a Ray worker", remedy=remedy) from None
         raise
     except ray.exceptions.RayError as error:
-        problem = f"no Ray worker finished it ({type(error).__name__}, tried {RETRIES + 1} times)"
-        remedy = "see the logs of the cluster: workers that are killed often lack memory"
+        problem = f"no Ray worker could read this file ({type(error).__name__}, tried {RETRIES + 1} times)"
+        remedy = "see the logs of the cluster. Ray often kills workers that need too much memory"
         raise DataError(problem, file=shard[0].file.path, remedy=remedy) from None
     if isinstance(part, MismatchctlError):
         raise part

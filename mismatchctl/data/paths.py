@@ -231,7 +231,7 @@ def _series(arguments: Sequence[_PathArgument]) -> tuple[list[_PathArgument], li
         found.append(_PathArgument.of(shown, files, folder or ".", foreign))
         what = "files" if is_file else "folders"
         notes.append(
-            f"{len(alike)} {what} {escape_unprintable(shown)} are read as one run (compare sets files side by side)"
+            f"{len(alike)} {what} {escape_unprintable(shown)} are read as one run (to compare the {what}, use compare)"
         )
     return found, notes
 
@@ -274,7 +274,7 @@ def _folder_argument(path: str) -> _PathArgument:
     store = find_store(path)
     names = sorted(store.list_names(path), key=natural_key)
     what = f"contains no dump, only {format_names(names)}" if names else "is empty"
-    remedy = "name a folder of Parquet, Arrow, JSONL, CSV, NPZ, safetensors or .pt files"
+    remedy = "pass a folder of Parquet, Arrow, JSONL, CSV, NPZ, safetensors or .pt files"
     if store.remote:
         remedy += ", or copy a framework's files to a disk"
     raise DataError(f"this folder {what}", file=escape_unprintable(path), remedy=remedy)
@@ -352,7 +352,7 @@ def _missing_path_error(path: str) -> DataError:
     except (OSError, ValueError):
         problem = "the file or folder does not exist"
         return DataError(problem, file=escape_unprintable(path), remedy=_suggest_path(path))
-    return DataError("this path is neither a file nor a folder", file=escape_unprintable(path), remedy="name a dump")
+    return DataError("this path is neither a file nor a folder", file=escape_unprintable(path), remedy="pass a dump")
 
 
 def _suggest_path(path: str) -> str:
@@ -366,7 +366,7 @@ def _suggest_path(path: str) -> str:
     where = escape_unprintable(parent) if parent else "the current folder"
     close = difflib.get_close_matches(name, names, n=5)
     if close:
-        return f"near names in {where}: {format_names(close)}"
+        return f"similar names in {where}: {format_names(close)}"
     return f"{where} contains {format_names(sorted(names, key=natural_key))}" if names else f"{where} is empty"
 
 
@@ -404,7 +404,7 @@ def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile
         if len(folders) > 1:
             yield (
                 f"{escape_unprintable(argument.shown)} is read as one run, but {len(folders)} of its folders contain a "
-                f"file {escape_unprintable(name)}; to compare the folders as runs, name each folder"
+                f"file {escape_unprintable(name)}; to compare the folders as runs, pass each folder"
             )
     for location, times in Counter(file.location for file in found if file.location).items():
         if times > 1:

@@ -70,7 +70,7 @@ class Fault:
         return {
             "log-prob above 0": above,
             "log-prob below all": (
-                f"{every} contain values that no policy gives",
+                f"{every} contain values that are too low for a log-prob",
                 "set response_mask to 0 for placeholders",
             ),
             "NaN": (f"{every} contain NaN in valid tokens", absent),

@@ -590,13 +590,13 @@ def read_layers(path: str) -> list[LayerReport]:
         try:
             tables = _read_tables(place)
         except UnicodeDecodeError:
-            raise DataError("not a UTF-8 text file", file=path, remedy=KNOWN_FORMATS) from None
+            raise DataError("this is not a text file in UTF-8", file=path, remedy=KNOWN_FORMATS) from None
         if not tables:
             problem = "this file is not a report of a supported layer comparator"
             raise DataError(problem, file=path, remedy=KNOWN_FORMATS)
         if not any(table.rows for table in tables):
             remedy = "run the comparison again and check its log"
-            raise DataError("the report does not compare any tensor", file=path, remedy=remedy)
+            raise DataError("this report does not compare any tensor", file=path, remedy=remedy)
         return [analyze_table(table, path) for table in tables]
     files = sorted(walk_files(place), key=natural_key)
     found: dict[tuple[Path, str | None, int], tuple[Path, LayerTable]] = {}

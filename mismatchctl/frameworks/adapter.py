@@ -445,7 +445,7 @@ def find_dated_version(framework: str, versions: Sequence[Version], word: str) -
         older = [version for version in versions if version.date[: len(word)] <= word]
         if older:
             return older[-1]
-        raise ConfigError(f"{framework}@{word}: the oldest supported version is from {versions[0].date}")
+        raise ConfigError(f"{framework}@{word}: versions before {versions[0].date} are not supported")
     names = [version.name for version in versions]
     hint = suggestion(word, [*names, *(other for version in versions for other in version.words)])
     raise ConfigError(f"unknown {framework} version {word!r}{hint}: use one of {', '.join(names)}")

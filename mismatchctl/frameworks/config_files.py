@@ -154,9 +154,7 @@ def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
         raise ConfigError(f"{path}: {error}") from None
     if not found:
         classes = " or ".join(registry.CONFIG_CLASSES)
-        raise ConfigError(
-            f"{path}: this file does not call {classes} with settings of a correction. Other Python code is not read"
-        )
+        raise ConfigError(f"{path}: no call of {classes} in this file sets a correction. Other Python code is not read")
     return found
 
 
@@ -185,7 +183,7 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Nat
         if one.unknown:
             place, value = one.unknown[0]
             raise ConfigError(
-                f"{path}: {place} refers to {value}, and the file does not define this value. Write the value there."
+                f"{path}: {place} refers to {value}, which the file does not define. Write the value itself at {place}."
             )
     return [(written, _read_correction(Path(path), written)) for written in found]
 
@@ -298,11 +296,11 @@ def _choose_framework(
         f"NAME, where NAME is one of {', '.join(registry.ADAPTER_MODULES)}"
     ]
     likeliest = " or ".join(f"{option('framework')} {one}" for one in names)
-    own = wording(python="correction", command="--correction")
+    own = wording(python="as correction", command="with --correction")
     raise ConfigError(
         f"{path}: the framework of this file is unclear. Pass {likeliest}. If the file is a "
         "correction of mismatchctl, "
-        f"pass it as {own}."
+        f"pass it {own}."
     )
 
 
@@ -321,7 +319,7 @@ def _read_correction(path: Path, written: NativeConfig) -> Correction:
     except ValidationError as error:  # frameworks accept empty intervals, a Correction does not
         why = describe_expected(error.errors()[0])
         raise ConfigError(
-            f"{path}: {chosen.title} accepts this file, but it cannot be converted to a correction: {why}"
+            f"{path}: {chosen.title} accepts this file, but mismatchctl cannot read a correction from it: {why}"
         ) from None
     return named
 

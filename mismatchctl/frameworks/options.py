@@ -310,7 +310,7 @@ class PlainFramework(Framework):
         except ValidationError as error:
             raise ConfigError(explain_error(error, Correction)) from error
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"{self.title} does not take these values: {first_error_line(error)}") from error
+            raise ConfigError(f"{self.title} does not take values of these types: {first_error_line(error)}") from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """Return the options that express a Correction. Use the options it was read from, or else combine `forms`."""

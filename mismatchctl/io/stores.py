@@ -86,7 +86,7 @@ def store_error(scheme: str, error: BaseException, path: str) -> DataError:
             return DataError(problem, file=shown, remedy=remedies[about])
     code = re.search(r"AWS Error \w+|HTTP status \d+", text)
     kind = code[0] if code else type(error).__name__
-    return DataError(f"cannot be read ({kind})", file=shown, remedy="check the path and the access to the object store")
+    return DataError(f"cannot be read ({kind})", file=shown, remedy="check the path and your access rights")
 
 
 SCHEMES = ("s3", "gs", "hf")
@@ -104,7 +104,7 @@ def open_filesystem(scheme: str, bucket: str) -> Any:
         try:
             from huggingface_hub import HfFileSystem
         except ImportError:
-            raise ConfigError("hf:// needs another package: pip install 'mismatchctl[hf]'") from None
+            raise ConfigError("hf:// needs the package huggingface_hub: pip install 'mismatchctl[hf]'") from None
         return fs.PyFileSystem(fs.FSSpecHandler(HfFileSystem()))
     if scheme == "gs":
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")

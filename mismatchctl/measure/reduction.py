@@ -206,7 +206,7 @@ def check_breakdown_values(by: Sequence[str], values: int) -> None:
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
-            "choose a column whose values many sequences share"
+            "choose a column with fewer different values"
         )
 
 

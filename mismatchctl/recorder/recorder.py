@@ -55,7 +55,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
             found = "single values" if name in cells else "None"
             raise ValueError(f"{name}: needs one list of values per sequence, got {found}")
         if reference != "response_mask" and not isinstance(cells[name], list):
-            raise ValueError("response_mask: missing; padded log-probs need a mask (a list of rows does not)")
+            raise ValueError("response_mask: missing; pass a mask, or the log-probs as a list of rows without padding")
     stored = _stored_parts(cells[reference])
     arrays = {}
     for name, value in cells.items():
@@ -65,7 +65,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
             if name == PROMPT_COLUMN and not isinstance(value, list):
                 raise ValueError("needs a list of B rows without padding, as in [row[row_mask] for ...]")
             if len(value) != len(stored):
-                raise ValueError(f"{len(value)} rows for {len(stored)} sequences")
+                raise ValueError(f"{len(value)} rows, but there are {len(stored)} sequences")
             if not _is_per_token(value):
                 arrays[name] = _scalar_array(np.array(value))
             elif name == PROMPT_COLUMN:
@@ -395,7 +395,7 @@ class Recorder:
             raise error
         if first:  # not `warnings.warn`, which filters can turn into an error
             what = f"{type(error).__name__}: {error}"
-            log.warning("not recorded: %s (training goes on; Recorder.lost counts this and further losses)", what)
+            log.warning("not recorded: %s (training goes on; Recorder.lost counts the lost calls)", what)
 
     def _report_missing_side(self, rollout: bool, train: bool) -> None:
         if (rollout or train) and not self._one_sided:

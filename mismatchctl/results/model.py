@@ -683,7 +683,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
     def _single_run(self, name: str) -> RunResult:
         if len(self.runs) != 1:
-            raise KeyError(f"there are {len(self.runs)} runs: name one, as result[RUN].{name}")
+            raise KeyError(f"there are {len(self.runs)} runs: choose one, as in result[RUN].{name}")
         return next(iter(self.runs.values()))
 
     def _lines(self) -> list[str]:

@@ -223,7 +223,7 @@ def _differ(found: float, wanted: float) -> bool:
     return largest < _LARGEST_CHECKED and abs(found - wanted) > _SAME_TOLERANCE * largest
 
 
-_REMEDY = "name a file written by analyze -o or gate --save-baseline"
+_REMEDY = "pass a file that analyze -o or gate --save-baseline wrote"
 
 
 _RESULT_START = 512
@@ -268,7 +268,7 @@ def parse_result(data: Any, name: str) -> Result:
         raise DataError(problem, file=name, remedy=_REMEDY)
     if data["format"] != FORMAT:
         newer = type(data["format"]) is int and data["format"] > FORMAT
-        problem = f"result format {data['format']!r}, this version reads {FORMAT}"
+        problem = f"the file has result format {data['format']!r}, but this version reads format {FORMAT}"
         remedy = "analyze the dump again with this version"
         raise DataError(problem, file=name, remedy=f"install a newer mismatchctl, or {remedy}" if newer else remedy)
     try:

@@ -78,7 +78,7 @@ def build_run_sample(run: RunResult) -> ClusterSample:
 def build_step_sample(run: RunResult, index: int) -> ClusterSample:
     """Return the clusters of one step. `index` is the index of the step in the labels."""
     if not run.clusters.groups:
-        raise DataError("the Result does not contain clusters by step, because there are too many", remedy=DUMP_REMEDY)
+        raise DataError("the Result lacks the clusters of each step, because there were too many", remedy=DUMP_REMEDY)
     return _build_sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
@@ -89,7 +89,7 @@ def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample
         raise DataError(f"the Result does not contain a breakdown by {column}", remedy=remedy)
     table = run.by[column].clusters
     if table is None:
-        problem = f"the Result does not contain clusters by {column}, because there are too many"
+        problem = f"the Result lacks the clusters of each {column}, because there were too many"
         raise DataError(problem, remedy=DUMP_REMEDY)
     return _build_sample(table, None, np.array(table.groups, np.int64) == index)
 
@@ -154,7 +154,7 @@ class _PrefixedTotals:
         own = self.prefix + name
         known = own if own in self.found else name
         if known not in self.found:
-            raise DataError(f"the Result's cluster table does not contain the column {own}", remedy=DUMP_REMEDY)
+            raise DataError(f"the table of clusters in the Result lacks the column {own}", remedy=DUMP_REMEDY)
         self.read[known] = None
         return self.found[known]
 

@@ -619,7 +619,7 @@ def test_metrics_of_a_single_run_need_no_name() -> None:
     two = mm.analyze(moe, dense, corrections=(), findings=False)
     with pytest.raises(AttributeError, match=r"unknown attribute 'k3' of a Result with 2 runs: write result\[RUN\].k3"):
         _ = two.k3
-    with pytest.raises(KeyError, match=r"name one, as result\[RUN\].plot"):
+    with pytest.raises(KeyError, match=r"choose one, as in result\[RUN\].plot"):
         two.plot()
     assert copy.deepcopy(two) == two and pickle.loads(pickle.dumps(two)) == two
 

@@ -230,7 +230,7 @@ def test_breakdowns_with_too_many_values_are_refused(
             )  # fmt: skip
     done = run(verb, tmp_path / "dump", "--by", "name", code=2)
     assert done.stdout == ""
-    assert "--by name: more than 20 values; choose a column whose values many sequences share" in done.stderr
+    assert "--by name: more than 20 values; choose a column with fewer different values" in done.stderr
 
 
 @pytest.mark.parametrize(

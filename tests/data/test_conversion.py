@@ -136,9 +136,9 @@ def test_skipped_rows_of_a_source_are_reported(tmp_path: Path) -> None:
     shutil.copytree(DUMPS / "slime_miles/slime_seed/train_data", place)
     shutil.copy(place / "0_0.pt", place / "0_2.pt")
     result = json.loads(run("analyze", place, "--json", "--on-bad", "skip").stdout)
-    assert f"{place}: 4 sequences that several files contain are read once" in result["warnings"]
+    assert f"{place}: 4 sequences are in several files and are read only once" in result["warnings"]
     done = run("convert", place, tmp_path / "out.parquet")
-    assert "4 sequences that several files contain are read once" in done.stderr
+    assert "4 sequences are in several files and are read only once" in done.stderr
 
 
 def test_paths_are_shown_as_given(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_columns_are_joined_by_id(tmp_path: Path) -> None:
     pq.write_table(pa.concat_tables([table, table]), tmp_path / "twice.parquet")
     done = run("convert", source, tmp_path / "out2.parquet", "--join", tmp_path / "twice.parquet", code=4)
     assert "rows 0 and 8 have the same identifier, " in done.stderr
-    assert "; remove the copies; rows are matched by sequence_id" in done.stderr
+    assert "; remove duplicate rows. The rows of the two files are matched by sequence_id" in done.stderr
     assert not (tmp_path / "out2.parquet").exists()
 
 
@@ -329,9 +329,9 @@ def test_files_of_two_frameworks_are_not_mixed(logs: Path) -> None:
     ("words", "code", "says"),
     [
         (["convert", "{logs}", "{out}", "--from", "nemo"], 2, "did you mean 'nemo-rl'?"),
-        (["convert", "{logs}", "{out}.csv"], 2, "convert writes Parquet; use the suffix .parquet"),
+        (["convert", "{logs}", "{out}.csv"], 2, "convert writes Parquet; choose a file name that ends in .parquet"),
         (["convert", "{empty}", "{out}"], 4, "empty"),
-        (["convert", "{logs}x", "{out}"], 4, "near names"),
+        (["convert", "{logs}x", "{out}"], 4, "similar names"),
         (["convert", "{strange}", "{out}"], 4, "Parquet"),
         (["convert", "{torch}", "{out}"], 4, "missing required column rollout_log_probs"),
         (

@@ -145,7 +145,7 @@ def test_memory_limits_bound_concurrent_units(allowed: int, grouped: str) -> Non
 
 
 def test_units_above_the_memory_limit_are_named(grouped: str) -> None:
-    with pytest.raises(ConfigError, match=r"row group 2 of .*grouped.parquet.*allow 451MB"):
+    with pytest.raises(ConfigError, match=r"row group 2 of .*grouped.parquet.*raise the limit to 451MB"):
         analyze([grouped], engine=LocalEngine(8, 450_000_000))
 
 
@@ -225,7 +225,7 @@ class TestRay:
         file.write_bytes(min(Path(SAMPLE).glob("*.parquet")).read_bytes())
         dump = open_dump([str(file)])
         file.unlink()
-        with pytest.raises(DataError, match=r"gone.parquet.*does not see this file.*storage that all nodes share"):
+        with pytest.raises(DataError, match=r"gone.parquet.*cannot find this file.*the same path on every node"):
             list(RayEngine().map(RecordIndices(), dump, list_shards(dump)))
 
     def test_other_versions_on_workers_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_safetensors_of_every_type_keep_their_values(tmp_path: Path) -> None:
         ("a.jsonl", b"[1, 2]\n", "the line is not a JSON object"),
         ("a.jsonl", b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         ("a.json", b"[" * 100_000, "nested too deeply"),
-        ("a.json", b'"text"', "contains a str. Expected a table of columns"),
+        ("a.json", b'"text"', "contains a str instead of a table of columns"),
         ("a.json", b"\xff\xfe", "not UTF-8"),
         ("a.csv", b"\x00\x01\x02", "contains no log-probs"),
         (

@@ -157,7 +157,7 @@ def test_pipeline_stages_without_log_probs_are_skipped(source: Path, tmp_path: P
     torch.save(content, source / "0_0.pt")
     assert len(converted(source, tmp_path)) == 4
     (source / "0_1.pt").unlink()
-    with pytest.raises(DataError, match="no rank has log_probs"):
+    with pytest.raises(DataError, match="no rank saved log_probs"):
         convert_dump(source, tmp_path / "out2.parquet")
 
 

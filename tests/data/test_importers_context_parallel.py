@@ -147,7 +147,7 @@ def test_slices_without_a_rank_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "train_data").iterdir():
         content = torch.load(path, weights_only=True)
         torch.save({name: content[name] for name in ("rollout_id", "rank", "rollout_data")}, path)
-    with pytest.raises(DataError, match=r"of the \d+ tokens of a response"):
+    with pytest.raises(DataError, match=r"of a response's \d+ tokens"):
         convert_dump(tmp_path / "train_data", tmp_path / "out.parquet")
 
 

@@ -93,7 +93,7 @@ def test_missing_long_columns_are_named(tmp_path):
 def test_scattered_sequences_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", long([1, 2, 1, 3], [0, 0, 1, 0]))
     error = refuse(
-        path, "sequence 1 has rows in two places", "begins at row 0", "sort the rows by sequence_id and position"
+        path, "the rows of sequence 1 are not adjacent", "begin at row 0", "sort the rows by sequence_id and position"
     )
     assert (error.file, error.row, error.column) == (path, 2, "sequence_id")
     joined, problems = skip(path)

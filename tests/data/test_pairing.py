@@ -130,10 +130,10 @@ def test_different_lengths_are_reported_by_the_reader(tmp_path: Path) -> None:
         (
             {"trainer": [{"id": "x", "train_log_probs": [-1.0]}]},
             DataError,
-            "no id occurs in both files",
+            "the two files have no common id",
         ),
         ({"trainer": [{"id": "s0", "reward": 1.0}]}, DataError, "missing column train_log_probs"),
-        ({"trainer": [{"id": None, "train_log_probs": [-1.0]}]}, DataError, "this row has no id"),
+        ({"trainer": [{"id": None, "train_log_probs": [-1.0]}]}, DataError, "this row has no value for id"),
         ({"trainer": [{"name": "s0", "train_log_probs": [-1.0]}]}, ConfigError, "missing column id"),
         ({"rollout": [{"id": "s0", "choices": [{"index": 0, "text": "a"}]}]}, DataError, "contains no log-probs"),
         ({"rollout": [{"id": "s0", "choices": [7]}]}, DataError, "missing column rollout_log_probs"),
@@ -158,13 +158,13 @@ def test_rollout_and_train_options_need_each_other(tmp_path: Path) -> None:
     assert "--on only works with" in run("analyze", "a.parquet", "--on", "id", code=2).stderr
     assert "missing argument" in run("analyze", code=2).stderr
     both = run("analyze", "x.parquet", "--rollout", tmp_path, "--train", tmp_path, code=2)
-    assert "use either DUMPS or" in both.stderr
+    assert "pass DUMPS, or" in both.stderr
 
 
 def test_one_side_names_the_missing_side(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [ENGINES["sglang"](row) for row in make_rows()])
     failed = run("analyze", path, code=4)
-    assert "this file contains responses of an engine, which have the rollout's log-probs only" in failed.stderr
+    assert "this file contains responses of an engine, which only have the rollout's log-probs" in failed.stderr
     assert "--rollout a.jsonl --train TRAINER_FILE --on id" in failed.stderr
 
 

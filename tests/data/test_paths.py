@@ -115,8 +115,8 @@ def test_hive_runs_and_run_columns_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("dumqs", ["dumqs", "the file or folder does not exist", "near names", "dumps"]),
-        ("dumps/rnu_1/x", ["dumps/rnu_1/x", "near names in dumps", "run_1"]),
+        ("dumqs", ["dumqs", "the file or folder does not exist", "similar names", "dumps"]),
+        ("dumps/rnu_1/x", ["dumps/rnu_1/x", "similar names in dumps", "run_1"]),
         ("dumps/run_1/zzz.parquet", ["does not exist", "dumps/run_1 contains data.jsonl"]),
         ("dumps/run_1", ["dumps/run_1/data.jsonl", "contains no log-probs", "The columns are none"]),
         ("dumps/empty", ["dumps/empty", "is empty", "Parquet"]),
@@ -201,12 +201,12 @@ def test_files_that_differ_only_in_the_step_are_one_run(tmp_path, files, runs):
         assert len(found) == 2  # single files of other folders
         dump = open_dump(["d/step_1", "d/step_2"])
         assert Counter(file.run for file in dump.files) == {"d": 2}
-        assert dump.warnings == ["2 folders d/step_* are read as one run (compare sets files side by side)"]
+        assert dump.warnings == ["2 folders d/step_* are read as one run (to compare the folders, use compare)"]
         return
     assert found == runs
     if len(runs) == 1:
         (pattern,) = {re.sub(r"[0-9]+", "*", path) for path in files}
-        assert f"{len(files)} files {pattern} are read as one run (compare sets files side by side)" in dump.warnings
+        assert f"{len(files)} files {pattern} are read as one run (to compare the files, use compare)" in dump.warnings
     assert [file.path for file in open_dump(files[::-1]).files] == [file.path for file in dump.files]
 
 

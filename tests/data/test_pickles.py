@@ -144,7 +144,7 @@ def test_no_protocol_executes_code(protocol: int, tmp_path: Path) -> None:
     source.mkdir()
     value = {"batch_dict": {"loss_mask": {"format": "numpy", "data": Calls(str(tmp_path / "ran"))}}}
     (source / PICKLE).write_bytes(pickle.dumps(value, protocol))
-    assert "it asks for posix.system, which is not loaded because that executes code" in refused(source)
+    assert "the pickle refers to posix.system, which mismatchctl does not load" in refused(source)
 
 
 LIES: dict[str, bytes] = {

@@ -385,7 +385,7 @@ def test_binary_files_are_skipped_in_folders_and_refused_alone(tmp_path: Path) -
     (tmp_path / "a.out").write_bytes(b"\x7fELF\xff\xfe")
     (tmp_path / "b.csv").write_text((REPORTS / MSPROBE).read_text())
     assert len(read_layers(str(tmp_path))) == 1
-    with pytest.raises(DataError, match="not a UTF-8 text file"):
+    with pytest.raises(DataError, match="not a text file in UTF-8"):
         read_layers(str(tmp_path / "a.out"))
 
 

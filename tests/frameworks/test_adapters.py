@@ -112,7 +112,7 @@ def test_misspelt_options_are_refused_and_unrelated_ones_ignored() -> None:
         ("roll", {"train_infer_correction": {"is_weigth": {"enabled": True}}}, "is_weigth.*did you mean 'is_weight'"),
         ("areal", {"actor": {"rejection_samplng": {"upper": 5.0}, "path": "x"}}, "did you mean 'rejection_sampling'"),
         ("areal", {"actor": {"behave_imp_weight_cap": 5.0}}, "no longer supports behave_imp_weight_cap"),
-        ("prime-rl@2026-10", {"trainer": {"loss": {"dppo_mask_low": 0.2}}}, "use `type: ipo`"),
+        ("prime-rl@2026-10", {"trainer": {"loss": {"dppo_mask_low": 0.2}}}, "Use `type: ipo`"),
     ],
 )
 def test_misspelt_or_removed_options_in_a_block_are_refused(name: str, native: Any, message: str) -> None:

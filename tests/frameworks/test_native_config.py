@@ -108,7 +108,7 @@ def test_files_give_the_correction_of_their_framework(tmp_path: Path) -> None:
         (
             {"rollout_correction": {"rollout_rs": "token", "rollout_rs_threshold": 0.5}},
             "",
-            "cannot be converted to a correction",
+            "cannot read a correction from it",
         ),
     ],
 )
@@ -293,7 +293,7 @@ def test_different_logs_are_reported_by_name(dump: Path, tmp_path: Path, logged:
         ("{", ["--framework", "verl"], 4, "row 0: not a JSON object"),
         ("", ["--framework", "verl"], 4, "contains no metric"),
         ('{"loss": 1}', ["--framework", "verl"], 4, "missing step"),
-        ('{"step": 9, "loss": 1}', ["--framework", "verl"], 4, "it has 9, the dump 0 to 2"),
+        ('{"step": 9, "loss": 1}', ["--framework", "verl"], 4, "the log has 9, the dump has 0 to 2"),
     ],
 )
 def test_unusable_logs_are_refused(

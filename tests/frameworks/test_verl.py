@@ -48,7 +48,7 @@ def test_versions_are_found_by_name_date_or_pull_request(name: str, version: str
     [
         ("verk", "did you mean 'verl'"),
         ("verl@3914", "did you mean"),
-        ("verl@2025-01", "oldest supported version is from 2025-10-14"),
+        ("verl@2025-01", "versions before 2025-10-14 are not supported"),
         ("verl@zzz", "use one of 2025-10-14, 2025-10, 2025-11-07"),
     ],
 )

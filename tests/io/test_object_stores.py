@@ -224,7 +224,7 @@ def test_missing_objects_are_reported(proxy, path, words):
 
 def test_wrong_names_get_similar_suggestions(tmp_path, proxy, put):
     put(Path(write(tmp_path / "a.parquet", wide())), "near/run_one/a.parquet")
-    assert "near names in" in str(refuse(f"s3://{BUCKET}/near/run_onn"))
+    assert "similar names in" in str(refuse(f"s3://{BUCKET}/near/run_onn"))
 
 
 def test_an_unreachable_endpoint_is_reported(proxy, monkeypatch):

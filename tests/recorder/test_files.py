@@ -145,7 +145,7 @@ def test_on_error_warn_never_raises(
         recorder.write(step=4, **COLUMNS)
     assert recorder.lost == 3
     (record,) = caplog.records
-    assert "reward: 1 rows for 3 sequences (training goes on" in record.getMessage()
+    assert "reward: 1 rows, but there are 3 sequences (training goes on" in record.getMessage()
     with monkeypatch.context() as patch:
         patch.setattr(pq, "write_table", full_disk)
         with Recorder(tmp_path, on_error="warn", background=background) as recorder:

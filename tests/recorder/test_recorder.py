@@ -249,14 +249,14 @@ TWO = np.zeros((2, 3), np.float32)
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"train_log_probs": RAGGED[:2]}, "train_log_probs: 2 rows for 3 sequences"),
+        ({"train_log_probs": RAGGED[:2]}, "train_log_probs: 2 rows, but there are 3 sequences"),
         ({"train_log_probs": [*RAGGED[:2], [-1.0, -2.0]]}, "train_log_probs: row 2 has 2 values.* has 1"),
         ({"token_ids": [[1, 2, 3], [], [4, 5]]}, "token_ids: row 2 has 2 values"),
         ({"token_ids": [[1.5, 2.0, 3.0], [], [4.0]]}, "token_ids: needs integers"),
         ({"response_mask": [[1, 2, 1], [], [0]]}, "response_mask: needs zeros and ones"),
         ({"response_mask": [1, 1, 1]}, "response_mask: needs one list of values per sequence"),
         ({"rollout_log_probs": -0.5}, "rollout_log_probs: needs one list"),
-        ({"rollout_log_probs": []}, "train_log_probs: 3 rows for 0 sequences"),
+        ({"rollout_log_probs": []}, "train_log_probs: 3 rows, but there are 0 sequences"),
         ({"rollout_log_probs": TWO, "response_mask": np.ones((2, 4))}, "row 0 has 3 values, response_mask has 4"),
         (
             {"rollout_log_probs": TWO, "train_log_probs": [[0.0], [0.0]], "response_mask": [[1, 0, 0], [1, 1, 0]]},
@@ -275,7 +275,7 @@ TWO = np.zeros((2, 3), np.float32)
         ({"prompt_id": ["a", 1, "b"]}, "prompt_id: "),
         ({"prompt_id": 2**70}, "prompt_id: "),
         ({"rollout_log_probs": TWO, "train_log_probs": TWO}, "response_mask: missing"),
-        ({"reward": [1.0, 2.0]}, "reward: 2 rows for 3 sequences"),
+        ({"reward": [1.0, 2.0]}, "reward: 2 rows, but there are 3 sequences"),
         ({"reward": [1.0, None, 2.0]}, "reward: needs numbers, booleans or strings"),
         (
             {"current_log_probs": np.zeros((3, 2, 2))},

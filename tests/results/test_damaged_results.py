@@ -108,7 +108,7 @@ def test_other_formats_are_refused(version: int, advice: str, whole: dict[str, A
     path.write_text(json.dumps(whole | {"format": version}))
     for words in (["report", path], ["gate", path, "--baseline", path], ["compare", path, path]):
         done = run(*words, code=4)
-        assert f"result format {version}, this version reads 2; {advice}" in done.stderr
+        assert f"result format {version}, but this version reads format 2; {advice}" in done.stderr
 
 
 def test_results_without_a_summary_get_one(whole: dict[str, Any], tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_non_finite_values_get_a_status() -> None:
 def test_impossible_log_probs_are_refused_in_one_sentence(value: float, tmp_path: Path) -> None:
     path = write_labeled_dump(tmp_path / "d.parquet", value)
     done = run("analyze", path)
-    assert done.exit_code == 4 and "no policy gives a log-prob of" in done.stderr and "row 3" in done.stderr
+    assert done.exit_code == 4 and "is too low for a log-prob" in done.stderr and "row 3" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_pipes_are_refused_without_waiting(words: str, tmp_path: Path, monkeypat
     os.mkfifo("pipe.json")
     done = run(*words.format("pipe.json").split())
     assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
-    assert "pipe.json: " in done.stderr and "near names" not in done.stderr
+    assert "pipe.json: " in done.stderr and "similar names" not in done.stderr
 
 
 COMPARED_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {

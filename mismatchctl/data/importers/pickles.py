@@ -254,7 +254,7 @@ _TORCH_NAMES: Names = {
     },
     **{("torch", name): name for name in (*_STORAGES.values(), "uint16", "uint32", "uint64")},
 }
-_REQUEST_PREFIX = "it asks for "
+_REQUEST_PREFIX = "the pickle refers to "
 _REFUSED_OPCODES = (
     *("PERSID", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"),
     *("EMPTY_SET", "ADDITEMS", "FROZENSET", "NEXT_BUFFER", "READONLY_BUFFER"),
@@ -292,7 +292,7 @@ class _DataUnpickler(pickle._Unpickler):
         if module == "torch" and name.startswith(("float8", "float4", "quint", "qint", "bits")):
             return UnreadValue(f"torch.{name}")
         raise DamagedError(
-            f"{_REQUEST_PREFIX}{module[:100]}.{name[:100]}, which is not loaded because that executes code"
+            f"{_REQUEST_PREFIX}{module[:100]}.{name[:100]}, which mismatchctl does not load, because that executes code"
         )
 
     def persistent_load(self, pid: Any) -> Any:
@@ -301,7 +301,7 @@ class _DataUnpickler(pickle._Unpickler):
         return self._stored(pid)
 
     def _refuse(self) -> None:
-        raise DamagedError("contains objects of classes, which are not loaded because that executes code")
+        raise DamagedError("contains objects of classes, which mismatchctl does not load, because that executes code")
 
     def _reduce(self) -> None:
         arguments = self.stack.pop()

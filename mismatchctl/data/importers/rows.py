@@ -90,7 +90,7 @@ def refuse_incomplete(path: Path) -> None:
     lacks = [name for name in all_layouts()[most].keys if not file.has_keys(name)]
     if lacks and alike[most] > max(alike[next_one], len(names[most]) / 2):
         problem = f"looks like a file of {most}, but lacks {', '.join(lacks)}"
-        remedy = f"save the missing keys, or name another framework with convert --from: {', '.join(all_layouts())}"
+        remedy = f"save the missing keys, or pass another framework with convert --from: {', '.join(all_layouts())}"
         raise DataError(problem, file=str(path), remedy=remedy)
 
 
@@ -259,7 +259,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
             raise refuse(
                 "the file does not contain this column",
                 name,
-                f"mismatchctl reads {name} from this column of {layout.framework}",
+                f"files of {layout.framework} must contain it, because mismatchctl reads {name} from it",
             )
     per_token = (*TOKEN_COLUMNS, *layout.token_versions)
     given = {name: row[name] for name in per_token if row.get(name) is not None and row[name].ndim}
@@ -355,7 +355,7 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
     if pa.types.is_boolean(COLUMN_TYPES[name]):
         return bool(value)
     if int(value) != value:
-        raise ValueError(f"{value!r} is not whole")
+        raise ValueError(f"{value!r} is not a whole number")
     return int(np.int64(int(value)))  # the conversion refuses values outside the range of the type
 
 
@@ -394,8 +394,8 @@ def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.Recor
     """Add the columns of `schema` that the batch lacks. They contain nulls."""
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
-            problem = f"has {name}, but the files read before do not"
-            raise DataError(problem, file=str(path), column=name, remedy="convert the other files separately")
+            problem = "this file contains the column, but the files before this one do not"
+            raise DataError(problem, file=str(path), column=name, remedy="convert files with and without it separately")
     columns = [batch[one.name] if one.name in batch.schema.names else pa.nulls(len(batch), one.type) for one in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

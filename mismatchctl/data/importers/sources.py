@@ -86,7 +86,7 @@ class ForeignRun:
         if self._first is None or not self._sequences:
             remedy = f"pass the name of its framework with convert --from: {', '.join(all_layouts())}"
             if self._first and self._first[1].duplicates:
-                remedy = "pass the whole folder. Data that several ranks wrote is read from the file of one rank"
+                remedy = "pass the whole folder. If several ranks saved the same data, only one rank's file is read"
             problem = "does not contain sequences" if self._first else "does not contain a file of a known format"
             raise DataError(problem, file=self._place, remedy=remedy)
 
@@ -122,13 +122,13 @@ class ForeignRun:
 
 
 def skipped_notes(missing: int, copies: int) -> list[str]:
-    notes = [f"{missing:,} tokens without a log-prob in the source are masked out"] if missing else []
-    return [*notes, f"{copies:,} sequences that several files contain are read once"] if copies else notes
+    notes = [f"{missing:,} tokens that have no log-prob in the source are masked"] if missing else []
+    return [*notes, f"{copies:,} sequences are in several files and are read only once"] if copies else notes
 
 
 def _incomplete_error(what: str, path: Path, layout: FileLayout) -> DataError:
     which = f"{what} log-probs" if layout.columns else "log-probs"
-    remedy = f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet"
+    remedy = f"record them, and join the files: mismatchctl convert SOURCE OUT --join {what}.parquet"
     if not layout.columns:
         remedy = layout.remedy or "record both in the training loop: docs/guides/recording.md"
     problem = f"files of {layout.framework} lack {which}, so no comparison is possible"

@@ -92,9 +92,9 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
     """Return a table as a dump. A float64 column becomes float32 if no value changes."""
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
     if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
-        remedy = f"add the trainer's side: --rollout {path.name} --train TRAINER_FILE --on id"
+        remedy = f"also pass the trainer's file: --rollout {path.name} --train TRAINER_FILE --on id"
         raise DataError(
-            "this file contains responses of an engine, which have the rollout's log-probs only",
+            "this file contains responses of an engine, which only have the rollout's log-probs",
             file=str(path),
             remedy=remedy,
         )
@@ -174,7 +174,7 @@ def _read_csv(path: Path) -> pa.Table:
     try:
         frame = pl.read_csv(path, separator=separator, infer_schema_length=None)
     except pl.exceptions.PolarsError as error:
-        problem = f"is not a table in CSV ({first_error_line(error)})"
+        problem = f"is not a valid CSV table ({first_error_line(error)})"
         raise DataError(
             problem, file=str(path), remedy="write one header line and the same columns in each row"
         ) from None
@@ -196,7 +196,7 @@ def _lists_from_text(column: Any, path: Path) -> Any:
     try:
         return pl.Series(column.name, values, strict=False)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        raise DataError("the lists contain values of different types", file=str(path), column=column.name) from None
+        raise DataError("the lists mix values of different types", file=str(path), column=column.name) from None
 
 
 def _cell(text: str, row: int, name: str, path: Path) -> Any:
@@ -303,7 +303,7 @@ def _from_content(content: Any, path: Path) -> pa.Table:
                 return _from_content(rows[0], path)
         return _from_columns(content, path)
     what = "a list" if isinstance(content, (list, tuple)) else f"a {type(content).__name__}"
-    raise DataError(f"contains {what}. Expected a table of columns", file=str(path), remedy=_TABLE_REMEDY)
+    raise DataError(f"contains {what} instead of a table of columns", file=str(path), remedy=_TABLE_REMEDY)
 
 
 def _known(names: Iterable[Any]) -> list[str]:
@@ -456,7 +456,7 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
             problem = f"is not a complete response of an engine ({first_error_line(error)})"
             raise DataError(problem, file=str(path), row=number) from None
         if not found:
-            raise DataError("this is not the response of an engine", file=str(path), row=number)
+            raise DataError("this row is not a response of an engine", file=str(path), row=number)
         for row in found:
             if row.get("rollout_log_probs") is None and row.get(PROMPT_LOG_PROBS) is None:
                 remedy = "request them: logprobs=1 (vLLM, OpenAI), return_logprob=true (SGLang), logprobs=true (chat)"

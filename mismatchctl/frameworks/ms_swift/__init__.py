@@ -41,7 +41,7 @@ class MsSwift(PlainFramework):
         weight, gates = None, []
         if mode is not None:
             if mode not in _MODES:
-                raise ConfigError(f"ms-swift knows the modes {', '.join(_MODES)}, not {mode!r}")
+                raise ConfigError(f"ms-swift supports the modes {', '.join(_MODES)}, not {mode!r}")
             truncates, sequences = mode.endswith("truncate"), mode.startswith("sequence")
             level: Any = "geometric" if sequences and truncates else "token"
             weight = Weight(level=level, truncate=high if truncates else None, clamp="token")

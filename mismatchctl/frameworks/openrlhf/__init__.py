@@ -94,7 +94,7 @@ class OpenRlhf(PlainFramework):
             raise ConfigError(f"is_correction_threshold takes two numbers, low and high, not {bounds!r}")
         low, high = bounds
         if kind not in _TYPES:
-            raise ConfigError(f"openrlhf knows the types {', '.join(_TYPES)}, not {kind!r}")
+            raise ConfigError(f"openrlhf supports the types {', '.join(_TYPES)}, not {kind!r}")
         if kind == "tis":
             return Weight(clip=(low, high), clamp="none"), ()
         level: Any = "token" if kind == "icepop" else "geometric"

@@ -59,8 +59,8 @@ class PrimeRl(PlainFramework):
         given = {key: inner[key] for _, inner in self.levels(native) for key in inner}
         if self.later and (_REMOVED_KEYS & set(given) or given.get("type") == "default"):
             raise ConfigError(
-                f"{self.title} does not support `type: default`, and it does not read the keys "
-                f"{', '.join(sorted(_REMOVED_KEYS))}; use `type: ipo` with `eps`"
+                f"{self.title} does not support `type: default` or the keys {', '.join(sorted(_REMOVED_KEYS))}. "
+                "Use `type: ipo` with `eps`"
             )
         return super().read(native)
 

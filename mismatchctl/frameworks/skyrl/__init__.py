@@ -152,7 +152,7 @@ class SkyRl(PlainFramework):
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         if run.options["policy_loss_type"] not in _LOSSES:
-            raise ConfigError(f"the loss {run.options['policy_loss_type']} of skyrl is not supported")
+            raise ConfigError(f"mismatchctl cannot compute skyrl's loss {run.options['policy_loss_type']}")
         options, kind = run.options, run.options["policy_loss_type"]
         low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
         share, left = run.each(1.0), self.shown_keep(run)  # SkyRL divides the advantages, not the loss
@@ -289,7 +289,7 @@ def _read_tensor(file: File, name: str, value: Any) -> Any:
         if kind == "torch":  # for a type that numpy lacks: bfloat16
             return to_array(file.torch(value["data"]))
         if kind != "numpy":
-            raise DataError(f"this value is saved as {kind!r}, not as one tensor", file=str(file.path), column=name)
+            raise DataError(f"expected one tensor, found the format {kind!r}", file=str(file.path), column=name)
         return file.array(value["data"], value["dtype"], value["shape"])
     except (KeyError, TypeError, ValueError) as error:
         problem = f"this value is not an array ({first_error_line(error)})"

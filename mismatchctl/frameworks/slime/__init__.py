@@ -323,7 +323,7 @@ class Slime(Framework):
 
     def _checked(self, given: Arguments) -> Arguments:
         if given.advantage_estimator == "cispo" and not self.about.cispo:
-            raise ConfigError(f"{self.name} of {self.version} does not support advantage_estimator cispo")
+            raise ConfigError(f"{self.name}@{self.version} does not support advantage_estimator cispo")
         return given
 
     def _arguments(self, correction: Correction) -> Arguments:
@@ -395,9 +395,9 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
 
 def check_complete(file: File, row: int, have: int, length: int, remedy: str) -> None:
     if have < length:
-        part = f"{have} of the {length} tokens of a response (a context-parallel slice)"
+        problem = f"a context-parallel rank saved {have} of a response's {length} tokens, without their positions"
         remedy += ", or record the run with one context-parallel rank"
-        raise DataError(f"contains {part}, but not their positions", file=str(file.path), row=row, remedy=remedy)
+        raise DataError(problem, file=str(file.path), row=row, remedy=remedy)
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
@@ -414,7 +414,7 @@ def _join_slices(
     for rank, (part, place) in enumerate(zip(slices, places, strict=True)):
         if len(part) != len(place):
             problem = f"has {len(part)} values where zigzag rank {rank} of {len(places)} has {len(place)}"
-            remedy = "only zigzag slices are known: save with one context-parallel rank"
+            remedy = "only the zigzag layout is supported, so save with one context-parallel rank"
             raise DataError(problem, file=str(paths[rank]), row=row, column=name, remedy=remedy)
     if sum(map(len, places)) != length:
         problem = f"the slices of all ranks contain {sum(map(len, places))} of the response's {length} tokens"
@@ -441,7 +441,7 @@ def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
         if any(has_log_probs for *_, has_log_probs in find_ranks(file).values()):
             return []
         remedy = "let the trainer recompute them"
-        problem = "no rank has log_probs of this rollout (--use-rollout-logprobs?)"
+        problem = "no rank saved log_probs for this rollout, as with --use-rollout-logprobs"
         raise DataError(problem, file=str(file.path), column="log_probs", remedy=remedy)
     count = len(data["tokens"])
     columns = {name: value for name, value in data.items() if hasattr(value, "__len__") and len(value) == count}
@@ -453,7 +453,7 @@ def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
         columns |= whole
     elif "cp_size" not in content:
         for number, (values, length) in enumerate(zip(columns["log_probs"], columns["response_lengths"], strict=True)):
-            check_complete(file, number, len(values), int(length), "save with a version that saves cp_rank and cp_size")
+            check_complete(file, number, len(values), int(length), "update to a version that saves cp_rank and cp_size")
     return [{name: value[number] for name, value in columns.items()} for number in range(count)]
 
 

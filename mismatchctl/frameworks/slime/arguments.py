@@ -211,8 +211,8 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Argument
         raise ConfigError(refusal)
     if found.rejects and found.tis_mode == "mask" and version.name in ("v0.2.0", "v0.2.1"):
         raise ConfigError(
-            "slime before 2025-12-21 stops with 'list index out of range' if tis_mode is mask and use_rs is on, since "
-            "both append to mask_fraction_low and mask_fraction_high. Use one of them, or update slime"
+            "slime before 2025-12-21 does not support tis_mode: mask with use_rs, and stops with 'list index out "
+            "of range'. Use only one of the two options, or update slime"
         )
     return found
 
@@ -229,8 +229,8 @@ def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_missing([key for key in OLD_KEYS if key not in named])
     if named["mis_lower_bound"] is None:
         raise ConfigError(
-            "mis_lower_bound is null: compute_mis_weights returns 1 / mis_upper_bound instead of weights, and the "
-            "caller cannot unpack it (TypeError)"
+            "mis_lower_bound is null: slime would stop with a TypeError, because compute_mis_weights returns a number "
+            "that slime cannot unpack. Set mis_lower_bound"
         )
     made = {OLD_KEYS.get(key, key): value for key, value in named.items()}
     return {"use_tis": True, "use_rs": False, "tis_batch_normalize": False} | made
@@ -347,7 +347,7 @@ def _list_refusals(given: Arguments) -> Iterator[str]:
             "because tis_lower_bound falls back to 1 / tis_upper_bound, and that is null"
         )
     if given.tis_upper_bound is None:
-        yield "tis_upper_bound is null: mis.py asserts that it is given"
+        yield "tis_upper_bound is null: mis.py asserts that this value is given"
     if not given.tis_upper_bound and given.tis_lower_bound is None:
         yield "float division by zero: mis.py would stop, as tis_lower_bound falls back to 1 / tis_upper_bound = 1 / 0"
     levels, modes = _CHOICES["level"], _CHOICES["tis_mode"]
@@ -364,8 +364,8 @@ def _list_refusals(given: Arguments) -> Iterator[str]:
             yield f"{name}_lower_bound {low:g} must be below {name}_upper_bound {high:g} (mis.py asserts it)"
     if given.tis_batch_normalize and given.tis_level == "geometric":
         yield (
-            "Unsupported tis_level: geometric: tis_batch_normalize knows token and sequence weights only, "
-            "although the documents recommend it for geometric ones; turn it off"
+            "Unsupported tis_level: geometric: tis_batch_normalize only supports token and sequence weights, "
+            "although slime's documents recommend it for geometric weights. Turn tis_batch_normalize off"
         )
 
 

@@ -68,7 +68,7 @@ class Trl(PlainFramework):
         if options["correct"] and options["use_vllm"]:
             mode, keep = options["mode"], (options["cmin"], options["cmax"])
             if mode not in _MODES:
-                raise ConfigError(f"trl knows the modes {', '.join(_MODES)}, not {mode!r}")
+                raise ConfigError(f"trl supports the modes {', '.join(_MODES)}, not {mode!r}")
             if mode.endswith("truncate") and keep == (None, None):
                 raise ConfigError(
                     f"{mode} needs vllm_importance_sampling_clip_max or vllm_importance_sampling_clip_min"

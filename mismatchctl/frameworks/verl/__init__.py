@@ -300,7 +300,7 @@ def _expand_factory(factory: Sequence[Any], given: Keys) -> Keys:
 
 def read_call(call: PythonCall) -> Keys:
     if call.computed:
-        raise ConfigError(f"line {call.line}: {call.computed[0]} must be passed by keyword, with a constant value")
+        raise ConfigError(f"line {call.line}: in the call of {CONFIG_CLASS}, write {call.computed[0]} as KEY=CONSTANT")
     if call.brings_more:
         raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
     if not call.function:  # a call of the class itself, whose default differs from the YAML

@@ -62,7 +62,7 @@ def _ess(values: Floats) -> float:
     normalized = values / (mean_in_dtype(values) + np.asarray(1e-8, values.dtype))
     squares = float(mean_in_dtype(normalized * normalized))
     if squares == 0:
-        raise DataError("verl divides by zero here: every weight of the batch is 0")
+        raise DataError("verl divides by zero when it computes the ESS, because every weight of the batch is 0")
     return 1.0 / squares
 
 
