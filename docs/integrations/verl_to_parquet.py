@@ -1,9 +1,10 @@
-"""Writes batches that verl saved as Parquet that mismatchctl reads. Run it where verl runs.
+"""Convert batches that verl saved to Parquet files for mismatchctl. Run this script in an environment with verl.
 
     python verl_to_parquet.py dumps/ FILE...
 
-FILE is what `DataProto.save_to_disk` wrote after advantages were computed, or a `tq_batch.pt` of the TransferQueue.
-Both are pickles: opening one runs what it says, so open only what your own runs wrote.
+FILE is a file that `DataProto.save_to_disk` wrote after the computation of the advantages, or the file `tq_batch.pt` of
+the TransferQueue. These files are pickles, and a pickle can contain code that Python runs when it opens the file.
+Therefore only open files of your own runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from mismatchctl.recorder.recorder import Recorder
 
 PER_TOKEN = {
-    "response_mask": ("loss_mask", "response_mask"),  # only the second one is changed by rejection sampling
+    "response_mask": ("loss_mask", "response_mask"),  # rejection sampling changes response_mask, not loss_mask
     "token_ids": ("responses",),
     "ref_log_probs": ("ref_log_prob",),
     "advantages": ("advantages",),
@@ -24,7 +25,7 @@ PER_TOKEN = {
 
 
 def load(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Any]:
-    """Tensors by name, columns that are none, and the training step of one file."""
+    """Return the tensors of a file by name, its columns that are not tensors, and its training step."""
     if path.suffix == ".pt":
         import torch
 
@@ -43,11 +44,12 @@ def main(out: str, *files: str) -> None:
             tensors, others, step = load(path)
             has = set(tensors.keys())
             if missing := {"rollout_log_probs", "old_log_probs"} - has:
-                sys.exit(f"{path}: holds no {' and no '.join(sorted(missing))}: save it after the trainer has them")
+                absent = " and no ".join(sorted(missing))
+                sys.exit(f"{path}: contains no {absent}. Save the batch after the trainer computed its log-probs")
             found = {name: [one for one in names if one in has] for name, names in PER_TOKEN.items()}
             rest = {name: tensors[names[0]] for name, names in found.items() if names}
             uid = others.get("uid") if "uid" in others else tensors.get("uid") if "uid" in has else None
-            if uid is not None:  # in a TensorDict, `get` gives what has a tolist, and [] may not
+            if uid is not None:  # in a TensorDict, `get` returns an object with `tolist`. [] may return another object
                 rest["prompt_id"] = list(map(str, uid.tolist() if hasattr(uid, "tolist") else uid))
             scores = {"rollout_log_probs": tensors["rollout_log_probs"], "train_log_probs": tensors["old_log_probs"]}
             print(recorder.write(step=int(step), **scores, **rest))

@@ -104,6 +104,6 @@ def test_batches_from_before_the_recomputation_are_refused(script: ModuleType, t
     del tensors["old_log_probs"]
     source = tmp_path / "gen_batch.dp"
     source.write_bytes(pickle.dumps({"batch": tensors, "non_tensor_batch": {}, "meta_info": {"global_steps": 1}}))
-    with pytest.raises(SystemExit, match=r"gen_batch\.dp: holds no old_log_probs"):
+    with pytest.raises(SystemExit, match=r"gen_batch\.dp: contains no old_log_probs"):
         script.main(str(tmp_path / "dumps"), str(source))
     assert list((tmp_path / "dumps").glob("*.parquet")) == []
