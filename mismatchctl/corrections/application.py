@@ -1,4 +1,4 @@
-"""Application of a correction to ratios: weights, gates, and the kept tokens."""
+"""Apply a correction to ratios: compute weights, evaluate gates, and find the kept tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Selection:
         return np.where(self.sequences, self.segments.sum(masked), 0.0)
 
     def sum_log_ratio(self, log_ratio: NDArray[Any]) -> Float64s:
-        """Sum the log ratios of selected tokens. As in trainers, any non-finite log ratio gives NaN."""
+        """Sum the log ratios of selected tokens. As in trainers, infinity times mask 0 gives NaN."""
         masked = log_ratio if self.tokens is None else log_ratio * self.tokens
         return self.segments.sum(masked) * self.sequences
 
@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Values of one step for a gate with `over: batch`. It drops the largest values until the mean is in the bound."""
+    """Values of one step for a gate with `over: batch`, which drops the largest values until the mean is low enough."""
 
     gate: Gate
     count: int = 0  # number of the values inside the bound
@@ -106,7 +106,7 @@ class GateOutcome:
 
 
 def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selection) -> GateOutcome:
-    """Return the tokens that a gate rejects, given a statistic over the tokens in `selection`."""
+    """Return the tokens that a gate rejects. `selection`: the tokens to compute its statistic from."""
     segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
     view = selection if gate.over != "segment" else selection.divide(segments)
     measured = measure_gate(gate, ratios, view, batch)
@@ -135,7 +135,9 @@ def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch)
     if batch.impossible is not None and gate.source == MISMATCH_SOURCE:
         measured = _add_impossible_tokens(gate, measured, view, batch)
     bounded = gate.statistic == "ratio" and gate.clamp == "aggregate"
-    if gate.level == "token" and np.abs(ratios.extent).max() <= gate.limit:  # the common case
+    if (
+        gate.level == "token" and np.abs(ratios.extent).max() <= gate.limit
+    ):  # the clamp would not change these log ratios
         return measured
     return np.clip(measured, -gate.limit, gate.limit) if bounded else measured
 
@@ -280,7 +282,7 @@ def _segment_values(segments: Segments, values: NDArray[Any]) -> Iterator[NDArra
 
 
 def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tuple[Bools, Bools]:
-    """Return flags of the values below an interval, and flags of the values above it."""
+    """Return flags of the values below the gate's interval, and flags of the values above the interval."""
     lower: Any
     upper: Any
     lower, upper = gate_bounds(gate)
@@ -530,7 +532,7 @@ def _compute_weights(
 
 
 _BOUND_TOLERANCE = 1e-9
-"""If a log ratio is closer to a bound than this, rounding can hide its side of the bound. The exact rule decides."""
+"""If a log ratio is closer to a bound than this, rounding may change the result. The exact rule must then decide."""
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:

@@ -17,7 +17,7 @@ LOSSES: dict[str, dict[str, float]] = read_data(Path(__file__).with_name("losses
 OWN_RATIO_LOSSES = frozenset(
     ("ppo_bypass", "cispo_bypass", "vespo", "topr", "importance_sampling", "dppo", "ipo", "quadratic")
 )
-"""Losses that use the ratio current/rollout and therefore already contain its importance weight."""
+"""Losses that contain the ratio current/rollout. It is already the importance weight."""
 
 
 def parse_loss(text: str) -> tuple[str, dict[str, float]]:

@@ -132,7 +132,7 @@ def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Corr
 
 
 def read_corrections(path: str | Path) -> list[Correction]:
-    """Read Corrections from a YAML or TOML file. The file contains one, a list of them, or the key `corrections`."""
+    """Read Corrections from a YAML or TOML file. The file contains a mapping, a list, or either in `corrections`."""
     path = Path(path)
     data = read_data(path)
     items = data.get("corrections", data) if isinstance(data, dict) else data
@@ -192,7 +192,7 @@ def _count_policies(correction: Correction) -> int:
 
 
 SEVERITIES = ("negligible", "moderate", "severe")
-"""Severity of a mismatch. Typical causes, in this order: different implementations, stale weights, other policies."""
+"""Severity of a mismatch. Typical causes, in this order: other implementations, stale weights, other policies."""
 _MIN_ESS = (0.99, 0.9)
 """Minimum ESS of token weights for a negligible and for a moderate mismatch. mismatchctl chose these numbers."""
 

@@ -72,7 +72,9 @@ class FileLayout:
     columns: Mapping[str, str]  # schema column -> name in the raw rows, besides `step` and `sequence_id`
     mask: str  # meaning of 1 in the mask
     patterns: tuple[str, ...]  # name patterns of its files, including folders if they identify the file
-    rows: Callable[[File], Iterator[Row]] = field(repr=False)  # reads one file, with its own column names
+    rows: Callable[[File], Iterator[Row]] = field(
+        repr=False
+    )  # reads the rows of one file, with the file's column names
     prompt: bool = False  # True if the token axis includes the prompt
     padding: Literal["left", "right", "none"] = "none"  # the side of padding
     next_token: Collection[str] = ()  # schema columns whose entry j is about token j + 1
@@ -210,7 +212,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Drop the rules that the framework cannot apply exactly. Return the rest, and a list of the dropped rules."""
+    """Drop rules that the framework cannot apply exactly. Return the new Correction, and a list of dropped rules."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -264,7 +266,7 @@ class ReplayOptions:
     """Options of a replay (the framework's computation, repeated on the rows of a dump)."""
 
     micro_batch_size: int | None = None  # rows per micro-batch if there is no column `micro_batch`. None: all rows
-    dtype: Dtype = "float64"  # the framework's dtype. Most train in float32.
+    dtype: Dtype = "float64"  # dtype of the computation. Most frameworks use float32.
 
     @property
     def given(self) -> dict[str, str | int] | None:
@@ -297,9 +299,9 @@ class LoggedMetric:
     reduction: str  # how it becomes one number
     like: Quantity | None = None  # the quantity in the registry of metrics, or None
     basis: str = "train/rollout"  # the two policies, or weights at a stage
-    logged_as: str = ""  # this version's name for a name in documents or earlier versions. Empty: the same name.
+    logged_as: str = ""  # the name in this version's log, if `name` is from documents or an earlier version
     until: str = ""  # the last version that logged this name. Empty: this version logs it, or no version did.
-    values: str = ""  # the framework's function that computes the quantity. Empty: the table does not compute it.
+    values: str = ""  # name of the function that computes the quantity. Empty: it is computed elsewhere.
 
     @property
     def measure(self) -> Measure | None:

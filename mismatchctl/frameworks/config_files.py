@@ -141,7 +141,7 @@ def _launched(script: str, name: str) -> list[RawConfig]:
 
 
 def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
-    """Read calls of frameworks' configuration classes. A call is named after the method that it calls, or the file."""
+    """Read calls of frameworks' configuration classes. The name is that of the called method, else of the file."""
     found = []
     try:
         for class_name, whose in registry.CONFIG_CLASSES.items():

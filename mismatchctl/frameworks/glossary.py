@@ -40,7 +40,7 @@ class MetricLookup:
 
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is mismatchctl's own key.
-    meanings: tuple[LoggedMetric, ...]  # one meaning for each kind of configuration. Empty: the name is our own key.
+    meanings: tuple[LoggedMetric, ...]  # one meaning for each type of configuration. Empty: the name is our own key.
     # `metrics` or `corrections` (in a run of a Result), or `logged` if only the framework computes the value
     source: Literal["metrics", "corrections", "logged"]
     key: str  # the key in the source. Empty if the source is `logged`.
@@ -97,7 +97,7 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
         raise ConfigError(
             f"no metric is called {name!r}{suggestion(name, [*keys, *known])}; `mismatchctl metrics` lists them"
         )
-    # The exact name is preferred, then one without its panel.
+    # The exact name is preferred, then the name with the prefix train/.
     title, meanings = max(candidates, key=lambda found: (found[1][0].name == name, found[1][0].name == f"train/{name}"))
     until = f"logged until {meanings[0].until}" if meanings[0].until else NEVER_LOGGED_STATUS
     status = until if meanings[0].logged_as else "ok"
@@ -135,7 +135,7 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Map the key of each metric to the part of a Result that contains it. `metrics` precedes `corrections`."""
+    """Map the key of each metric to the part of a Result that contains it. If both parts do, return `metrics`."""
     found: dict[str, Literal["metrics", "corrections"]] = {each.key: "corrections" for each in _EXAMPLE_METRICS}
     return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 

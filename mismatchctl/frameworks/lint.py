@@ -15,7 +15,7 @@ from mismatchctl.io.yaml import read_data
 
 Level = Literal["error", "warning", "unknown", "info"]
 GatePlace = Callable[[Gate], str]
-"""Returns the place of a gate's bounds in a configuration."""
+"""Function that returns the key of a gate's bounds in a configuration."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "unknown", "info")
 """Severities, most severe first: certain error, documented trap, value missing in the file, background information."""
@@ -87,7 +87,7 @@ def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> s
 def check_bounds(
     correction: Correction, weight_place: str, gate_place: GatePlace, source: str
 ) -> Iterator[LintMessage]:
-    """Report bounds that no value can reach, empty intervals, and intervals that reject tokens of equal policies."""
+    """Report bounds that no value can reach, empty intervals, and intervals that reject equal probabilities."""
     if (weight := correction.weight) is not None:
         low, high = weight.bounds
         if math.exp(LOG_RATIO_BOUND) < high < math.inf:

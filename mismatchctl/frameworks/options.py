@@ -141,7 +141,7 @@ class PlainFramework(Framework):
     blocks: tuple[Place, ...] = ()  # other blocks of a full configuration that contain options
     signs: str = ""  # pattern of what only its files contain: a key, a dotted path, or `path=value`
     shared: Collection[str] = ()  # options that are blocks and also contain other keys
-    internal: Collection[str] = ()  # names of options that no file contains
+    internal: Collection[str] = ()  # internal names of options, which are not valid in files
     own_columns: Mapping[str, str] = {}  # like `columns`, for names with another meaning in other frameworks
     source: str = ""  # repository and commit, which findings cite
     switch: str = ""  # the option that enables the correction, if it is separate from the rules

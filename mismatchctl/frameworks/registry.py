@@ -170,7 +170,7 @@ def column_aliases() -> Mapping[str, str]:
 
 
 _NAMED = 4
-"""Score of a name that only one framework uses."""
+"""Score of a file with a name that only one framework uses."""
 _CLEAR = 2
 """Minimum difference in score between the first and the second guess."""
 
@@ -227,7 +227,7 @@ def _packages_of(path: Path) -> set[str]:
 
 
 def descendant_of(framework: str, text: str) -> str:
-    """Return the project that reuses the keys of this framework, or ""."""
+    """Return the project in `text` that reuses the keys of this framework, or "". Example: rLLM reuses verl's keys."""
     named = _signs(framework)["descendants"]
     return next((name for name, pattern in named.items() if re.search(pattern, text, re.IGNORECASE)), "")
 

@@ -40,7 +40,7 @@ class Step:
 
     @cached_property
     def rows(self) -> Segments:
-        """Return the segments of the rows. They include masked tokens."""
+        """Return the token ranges of the rows, including masked tokens."""
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(self._column("rollout_log_probs"))
@@ -186,7 +186,7 @@ class ConfiguredStep:
 
     @cached_property
     def applied(self) -> CorrectedBlock:
-        """Return the result of the correction. If `single` is set, a float32 training has float32 statistics."""
+        """Return the result of the correction. With `single` and dtype float32, statistics are computed in float32."""
         single = self.single and self.step.dtype == np.float32
         kind, rules = Ratios, self.correction
         if single:
@@ -256,7 +256,7 @@ class ConfiguredStep:
         return np.full(self.tokens, value)
 
     def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:
-        """Return a factor per token, so that the sum of factor times loss is the mean of the rows' mean losses."""
+        """Return a factor per token. The sum over tokens of factor times loss is the mean of the rows' mean losses."""
         counts = self.lengths if where is None else self.segments.sum(where)
         return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
 

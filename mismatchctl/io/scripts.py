@@ -71,7 +71,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return one Launch per command with flags or overrides. Without such commands, return one Launch."""
+    """Return one Launch per command with flags or overrides. Else return one Launch with all arguments."""
     return _Script(text).launches()
 
 
@@ -300,7 +300,7 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping that contains the last of `keys`. As in Hydra, create mappings, and replace other values."""
+    """Return the mapping that contains the last of `keys`. Create it, and replace values on the path, like Hydra."""
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:

@@ -81,7 +81,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
 
 
 def _stored_parts(rows: Cells) -> list[slice]:
-    """Return the part of each row to store. Rows of a padded mask are cut to their first to last valid token."""
+    """Return the part of each row to store. With a padded mask, it starts and ends with a valid token."""
     if isinstance(rows, list):
         return [slice(0, len(row)) for row in rows]
     places = [np.flatnonzero(row) for row in rows]

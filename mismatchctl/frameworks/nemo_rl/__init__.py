@@ -22,7 +22,7 @@ _PER_SEQUENCE = {"sequence_level_importance_ratios": True, "token_level_loss": F
 
 
 class NemoRl(PlainFramework):
-    """NeMo-RL: non-finite weights become 0, and rejected sequences are not counted in denominators."""
+    """NeMo-RL: non-finite weights become 0. Only seq_logprob_error_threshold removes sequences from denominators."""
 
     forms = (
         *(
@@ -185,7 +185,7 @@ class NemoRl(PlainFramework):
         if run.step.has("reward"):
             correct = run.step.table["reward"].to_numpy(zero_copy_only=False) == 1
         else:
-            correct = run.row_means(run.advantages) > 0  # an approximation, since rewards are missing
+            correct = run.row_means(run.advantages) > 0  # an approximation, because rewards are missing
         right = float(correct[rejected].mean()) if rejected.any() else 0.0
         return found | {"seqmask/masked_correct_pct": right}
 

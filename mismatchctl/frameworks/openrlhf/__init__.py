@@ -35,7 +35,7 @@ _SCHEMES = (
 
 
 class OpenRlhf(PlainFramework):
-    """OpenRLHF: weights between two bounds. Masked tokens still count in the denominators."""
+    """OpenRLHF: every rule has two bounds. Masked tokens still count in the denominators."""
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

@@ -32,7 +32,7 @@ def _lower_median(values: Array) -> float:
 
 
 class PrimeRl(PlainFramework):
-    """prime-rl: no recomputation. The weight is the ratio of the current policy to the sampler."""
+    """prime-rl: the trainer does not recompute log-probs. The weight is the ratio of current to rollout probability."""
 
     traps = {"penalty_on_dropped": lambda o: o["kl_tau"] > 0, "default_gone": lambda o: o["type"] == "default"}
 
@@ -99,7 +99,7 @@ class PrimeRl(PlainFramework):
 
     def prepared(self, step: Step, options: Options, correction: Any) -> ConfiguredStep:
         current = "current_log_probs" if step.has("current_log_probs") else "train_log_probs"
-        single = self.version != "2026-10" and options["type"] != "icepop"  # not float32 there
+        single = self.version != "2026-10" and options["type"] != "icepop"  # the other losses do not use float32
         return ConfiguredStep(step, options, correction, trained=current, single=single)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:

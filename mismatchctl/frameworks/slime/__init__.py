@@ -1,4 +1,4 @@
-"""Adapter of slime and Miles: configurations, traps, and dump files with context-parallel slices."""
+"""Adapter of slime and Miles: configurations, findings of `lint`, and dump files."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
         yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
     if written.version.finite:
         yield from _check_forward_only(written)
-    if read is not None and read.weighs and read.tis_batch_normalize:  # over one micro-batch only
+    if read is not None and read.weighs and read.tis_batch_normalize:  # the mean is taken over one micro-batch
         alone = given.get("micro_batch_size") == 1 and not given.get("use_dynamic_batch_size")
         if read.tis_level == "sequence":
             yield written.trap("cancels" if alone else "may_cancel")

@@ -100,7 +100,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Return flags of tokens with a ratio below the veto threshold. Its logarithm is computed in float32."""
+        """Return flags of tokens with a ratio below the veto threshold. The logarithm of the threshold is float32."""
         with np.errstate(divide="ignore", invalid="ignore"):
             threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
         return np.asarray(self.d < threshold, np.bool_)
@@ -140,7 +140,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def surrogate(self) -> LossTerm:
-        """Return the clipped loss per token. Miles uses a float32 ratio within exp(±20)."""
+        """Return the clipped loss per token. Miles computes the ratio in float32, and limits it to exp(±20)."""
         given = self.arguments
         low, high = 1 - given.eps_clip, 1 + (given.eps_clip if given.eps_clip_high is None else given.eps_clip_high)
         x = -self.ppo_kl
@@ -168,7 +168,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def opsm_clipfrac(self) -> Floats:
-        """Return the share of tokens that OPSM masks in each sequence, as an array [S]."""
+        """Return the number of tokens that OPSM masks divided by the number of valid tokens, per sequence [S]."""
         drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         invalid = (self.step.all_values("advantages") < 0) & ~self.step.mask
         masked = self.row_sum(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted
@@ -267,7 +267,7 @@ CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
 
 _TABLES = read_metrics(__file__)
 METRICS = (*_TABLES["mis"], *_TABLES["loss"], *_TABLES["miles"])
-"""All metrics except `loss`. It is computed as pg_loss + kl_loss_coef * kl_loss, because dumps lack the entropy."""
+"""All metrics except `loss`, which is computed as pg_loss + kl_loss_coef * kl_loss, because dumps lack the entropy."""
 _LOSS_VALUES = {metric.values for metric in (*_TABLES["loss"], *_TABLES["miles"])}
 
 

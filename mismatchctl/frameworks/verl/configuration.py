@@ -632,7 +632,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> tuple[int, int]:
-    """Return (number of known keys, rank): 0 if this version refuses them, 1 if the correction is empty, else 2."""
+    """Return the number of known keys, and 0 if this version refuses them, 1 if the correction is empty, else 2."""
     section = find_value(native, *find_path(native, version))
     known = section.keys() & version.keys.keys() if isinstance(section, Mapping) else set()
     if section is native:  # other frameworks have a loss_type too, and the flat rollout_is is a switch, not a level

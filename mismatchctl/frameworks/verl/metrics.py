@@ -180,13 +180,13 @@ Tables = tuple[str, ...]
 
 
 def _weight_tables(level: str, version: VerlVersion) -> Tables:
-    """Return the tables with metrics of weights. Geometric fractions count tokens in 2025-10, later rows."""
+    """Return the tables with metrics of weights. Geometric fractions count tokens in 2025-10, rows later."""
     kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
     return "weights", f"{kind}_weights"
 
 
 def _factor_table(level: str, version: VerlVersion) -> str:
-    """Return the table with the mean of the weights that normalizes them. Only PR #4070 counts empty rows as 0."""
+    """Return the table with the mean weight for normalization. With PR #4070, empty rows count as 0 in this mean."""
     return f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor"
 
 
