@@ -1,1 +1,1 @@
-"""The command line: one module per command, with options only."""
+"""The command line: modules that define the commands and their options, and call the API."""

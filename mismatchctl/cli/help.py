@@ -1,4 +1,4 @@
-"""Options as help.toml describes them, and help pages: usage, arguments, options in panels, and examples."""
+"""Build options from help.toml, and print help pages: usage, arguments, options in panels, and examples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_examples(command: str) -> list[str]:
 
 
 def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn the parameters of a command's function, and the fields of its dataclasses, into options for typer."""
+    """Return a decorator that turns parameters, and the fields of dataclass parameters, into typer options."""
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         original = signature(function, eval_str=True)
@@ -66,14 +66,14 @@ def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..
     return declare
 
 
-def _annotate(parameter: Parameter, command: str, of: Parameter) -> Any:
+def _annotate(parameter: Parameter, command: str, owner: Parameter) -> Any:
     """Add the description in help.toml to the type of a parameter.
 
-    `of` is the parameter of the command: the same parameter, or a dataclass that has it as a field.
+    `owner` is the parameter of the command: `parameter` itself, or the dataclass that contains `parameter` as a field.
     """
     if parameter.annotation is typer.Context:
         return parameter.annotation
-    sections = [_read_help().get(name, {}) for name in (command, getattr(of.annotation, "__name__", ""), "shared")]
+    sections = [_read_help().get(name, {}) for name in (command, getattr(owner.annotation, "__name__", ""), "shared")]
     found = next(section[parameter.name] for section in sections if parameter.name in section)
     own: dict[str, Any] = dict(found) if isinstance(found, dict) else {"help": found}
     if "argument" in own:

@@ -52,7 +52,7 @@ _MAX_ERROR_LENGTH = 1000
 
 
 class _NamedStdout(io.FileIO):
-    """Standard output that names itself in errors, to distinguish these errors from errors of files."""
+    """Standard output whose write errors contain the name `stdout`, to distinguish them from errors of files."""
 
     reader_closed = False
 
@@ -151,7 +151,7 @@ def _print_error(sentence: str) -> None:
 
 
 def _report_usage_error(error: Any) -> Exception:
-    """Print a usage error in one line. If there are no arguments, the help is printed instead."""
+    """Print a usage error in one line. If the command got no arguments, print its help instead of an error."""
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error.ctx.get_help())
         return typer.Exit(EXIT_USAGE)
@@ -270,7 +270,7 @@ def main() -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Open closed standard streams again. Otherwise, an output file could get the descriptor of a standard stream."""
+    """Open closed standard streams again, so that no output file gets the descriptor of a standard stream."""
     for number in range(3):
         try:
             os.fstat(number)

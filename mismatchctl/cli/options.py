@@ -76,7 +76,7 @@ class InputOptions(PairOptions):
         return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
 
     def sources(self, quiet: bool) -> Sequence[DumpSource]:
-        """Return the paths of the dump, or two joined files with a note about ids that do not match."""
+        """Return the paths of the dump, or the table of two joined files. Print a note about ids that do not match."""
         sides = self.sides()
         if sides is None:
             if not self.paths:
@@ -97,7 +97,7 @@ class InputOptions(PairOptions):
         return parse_renames(self.column)
 
     def are_logs(self, given: Mapping[str, object]) -> bool:
-        """Return True if the paths are metrics logs. The options in `given` need a dump, so logs refuse them."""
+        """Return True if the paths are metrics logs. For logs, an option in `given` is an error, as it needs a dump."""
         if self.sides() is not None or not any(map(_may_be_log, self.names)):
             return False
         from mismatchctl.api.metrics_log import is_run_log  # takes time to import
@@ -161,7 +161,7 @@ def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Options of the outputs of a command: the terminal, JSON, HTML, Markdown and figures."""
+    """Options for the outputs of a command: the terminal, JSON, HTML, Markdown and figures."""
 
     json: bool = False
     output: Path | None = None
@@ -206,7 +206,7 @@ class OutputOptions:
     def write(
         self, data: Callable[[], str], page: Callable[[], Document], save: Callable[[Path], None] | None = None
     ) -> None:
-        """Write the requested files. `save` writes the JSON file, instead of this function."""
+        """Write the requested files. If `save` is given, it writes the JSON file."""
         markdown = None if str(self.markdown) == "-" else self.markdown
         out.write_files(out.render_page_files(page, self.html, markdown))
         if self.output is not None and str(self.output) != "-":
@@ -244,7 +244,7 @@ class OutputOptions:
         self, data: Callable[[], str], page: Callable[[], Document], screen: Callable[[], Document],
         warnings: Callable[[], Iterable[str]] = tuple,
     ) -> None:  # fmt: skip
-        """Open the page if requested, and print Markdown, the JSON with its warnings, or the screen."""
+        """Open the page if requested. Then print Markdown, JSON (with warnings on stderr) or the screen."""
         if self.open_ and self.html is not None:
             out.open_page(self.html)
         if str(self.markdown) == "-":

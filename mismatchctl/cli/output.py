@@ -1,4 +1,4 @@
-"""Output of commands: checks of paths, files, JSON, progress, and the terminal."""
+"""Outputs of commands: check their paths, write files, and print JSON, pages, messages and progress."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def print_warnings(sentences: Iterable[str], quiet: bool) -> None:
 
 
 def _make_console() -> Console:
-    """Return the console of stdout, as wide as the terminal, `COLUMNS`, or 140 columns in a pipe."""
+    """Return the console of stdout. Its width is `COLUMNS`, the terminal's width, or 140 columns in a pipe."""
     from rich.console import Console
 
     class _Console(Console):
@@ -143,7 +143,7 @@ _DUMP_SUFFIXES = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".
 def check_output_paths(
     *named: Path | None, force: bool, inputs: Iterable[str | Path | None] = (), baseline: Path | None = None
 ) -> None:
-    """Before the dump is read, check that outputs can be written and only replace files that mismatchctl wrote.
+    """Check that outputs can be written, and that they only replace files that mismatchctl wrote.
 
     A baseline may only be replaced if it is the value of `baseline`. With `force`, other files may be replaced, but
     never an input.
@@ -190,7 +190,7 @@ def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
 
 
 def require_local_path(place: Path) -> Path:
-    """Return the path if it is on a local disk and its name is not too long."""
+    """Return the path. Raise an error if it is not on a local disk, or if its name is too long."""
     from mismatchctl.io.stores import is_remote, normalize_path
 
     named = f"{place}/"  # Path turns s3:// into s3:

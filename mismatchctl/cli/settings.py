@@ -14,7 +14,7 @@ VARIABLE_PREFIX = "MISMATCHCTL_"
 
 
 def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
-    """Return the default options of each command, each with its environment variable, or its file and key."""
+    """Return the defaults of each command by option, each with its origin: a variable, or a file and key."""
     flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
     settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
     for where, verbs, name, value in (*_entries_from_file(flags), *_entries_from_environment(flags)):
@@ -30,7 +30,7 @@ def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
 
 
 def has_settings() -> bool:
-    """Return True if a file or variable sets a default. An unreadable file counts, so that its error is reported."""
+    """Return True if a file or variable sets a default, or if a file cannot be read, so that its error is reported."""
     try:
         return any(name.startswith(VARIABLE_PREFIX) for name in os.environ) or bool(_find_settings_file()[1])
     except (MismatchctlError, OSError):
