@@ -1,6 +1,6 @@
 """Code snippets that record log-probs in a framework, and the lines of the framework at which to insert them.
 
-The snippets are the Python blocks in docs/integrations/FRAMEWORK.md. docs/integrations/places.yaml names the lines.
+The snippets are the Python blocks in docs/integrations/FRAMEWORK.md. docs/integrations/places.yaml contains the lines.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Integration:
         return files
 
     def edits_for(self, path: Path, text: str) -> list[Edit]:
-        """Return the edits that fit a file: all lines at which they insert code are in its text."""
+        """Return the edits that fit a file: its text contains all lines at which the edits insert code."""
         files = self.edits_by_file()
         for file, edits in files.items():
             if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):

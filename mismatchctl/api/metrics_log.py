@@ -66,7 +66,7 @@ class LoggedSeries(FiniteModel):
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run of a metrics log. The first metric in `mismatch` measures the mismatch best: the leading metric."""
+    """One run of a metrics log. The first metric in `mismatch`, the leading metric, measures the mismatch best."""
 
     name: str
     steps: list[int | float | str]
@@ -98,7 +98,7 @@ class LoggedRun:
 
     @property
     def order(self) -> list[LoggedSeries]:
-        """Return the metrics that changed, in the order of the change: the leading metric and the health metrics."""
+        """Return the leading metric and the health metrics that changed, ordered by the step of the change."""
         found = [one for one in (*self.mismatch[:1], *self.health) if one.growth.changed]
         places = {label: place for place, label in enumerate(self.steps)}
         return sorted(found, key=lambda one: places.get(one.growth.onset or "", 0))

@@ -74,7 +74,7 @@ class Prediction:
 
 
 def central_interval(draws: Float64s, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
-    """Return the central interval that contains the share `level` of the draws. Its ends are draws."""
+    """Return the central interval that contains the share `level` of the draws. Both ends are values of draws."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
 
@@ -186,7 +186,7 @@ def _block_statistics(
 
 
 def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
-    """For each sequence, reduce its tokens up to each position in `ends` to a sum, minimum or maximum [S, OCTAVES]."""
+    """For each sequence, return the sum, minimum or maximum of its values up to each position [S, OCTAVES]."""
     starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
     filled = starts < ends
     found = np.full(ends.shape, neutral)
@@ -513,7 +513,7 @@ ClusterMean = tuple[Float64s, Float64s]
 def _shrink_mean(
     sample: SequenceSample, mean: ClusterMean, weights: Float64s, less: ClusterMean | None = None
 ) -> Float64s:
-    """Shrink a mean (minus the mean `less`) towards 0: the more noise, the smaller (James and Stein, 1961) [R, 1]."""
+    """Shrink a mean (minus the mean of `less`) towards 0, more if it is noisy (James and Stein, 1961) [R, 1]."""
     value, influence = _replicate_means(mean, weights)
     if less is not None:
         other, other_influence = _replicate_means(less, weights)

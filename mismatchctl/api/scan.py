@@ -86,7 +86,7 @@ class TrimThresholds:
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
     def on(self, batch: TokenBatch, run: str) -> TokenBatch:
-        """Add the thresholds of each step to a batch. Rows without a run belong to `run`."""
+        """Add the thresholds of each step to a batch. Rows without a run name belong to `run`."""
         if not self.thresholds:
             return batch
         trims = {gate: np.full(len(batch), np.inf) for gate in self.thresholds}

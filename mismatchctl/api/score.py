@@ -215,7 +215,7 @@ def _set_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.Record
 
 @dataclass(frozen=True)
 class SequenceChoice:
-    """Which sequences to score, if not all sequences are scored."""
+    """A choice of sequences to score, instead of all sequences."""
 
     count: int  # number of sequences
     worst: bool  # True: the sequences with the largest absolute sum of log ratios. False: random sequences

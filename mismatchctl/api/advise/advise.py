@@ -244,7 +244,7 @@ def measure_candidates(
     limits: Limits,
     yours: Sequence[Correction] = (),
 ) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
-    """Measure the corrections. The last result contains the reason for each correction that exceeds a limit."""
+    """Measure the corrections. The last result explains why corrections that exceed a limit are excluded."""
     surrogate = candidates.Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
     unbiased = candidates.GradientReference.of(
         surrogate.gradients(candidates.apply_to_sample(reference.correction, sample))

@@ -488,7 +488,7 @@ def _jackknife_error(without: Float64s) -> float:
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
     """Estimate the squared norm of a mean vector without bias, given the inner products of all pairs of vectors.
 
-    The second result contains the same estimate without each vector.
+    The second result contains estimates for which one vector is left out: each vector in turn.
     """
     count = len(products)
     own = np.diag(products)

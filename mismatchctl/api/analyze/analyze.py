@@ -292,7 +292,7 @@ def _label_sort_key(label: Any) -> tuple[Any, ...]:
 def _build_series(
     estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
 ) -> dict[str, model.Series]:
-    """Convert each estimate to a series of rounded values. `tails` names the metrics whose heavy tails are recorded."""
+    """Convert each estimate to a series of rounded values. For metrics in `tails`, heavy tails are recorded."""
     if not estimates:
         return {}
     value = np.stack([found.value[order] for found in estimates.values()])
@@ -360,7 +360,7 @@ def _build_distribution(pair: PairSums) -> model.Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
-    """Return the mean K3 of each bin that contains tokens. The standard errors use buckets (groups of clusters)."""
+    """Return the mean K3 of each bin that contains tokens, with standard errors from buckets (groups of clusters)."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T

@@ -104,7 +104,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """Return the value of 1 at the last digit of a number, as if trailing zeros were printed too."""
+        """Return one unit of the last digit: 0.001 for 0.125. Trailing zeros that the log omits count as digits."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 

@@ -115,7 +115,7 @@ def _read_sources(
 
 
 def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Give each run a unique name: its name, the name with its path, or a number."""
+    """Give each run a unique name. If names are equal, add the path. If names are still equal, add a number."""
     shared, seen = Counter(source.name for source in sources), Counter[str]()
     named = []
     for source in sources:
@@ -354,7 +354,7 @@ class PartMeans:
 
     @classmethod
     def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
-        """Sort the rows of `columns`, which belong to the parts `own`, in the order of `keys`."""
+        """Reorder the columns of one run, from the order of its parts `own` to the order of `keys`."""
         where = {key: index for index, key in enumerate(own)}
         found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
         tokens, k3, se = np.array(found, np.float64)
@@ -367,7 +367,7 @@ class PartMeans:
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return two contributions of each part to the change of K3 [..., B]: from its share of tokens, and from its K3."""
+    """Return two contributions of each part to the change of K3 [..., B]: by its share of tokens, and by its K3."""
     before, after = reference.shares, other.shares
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))

@@ -44,7 +44,7 @@ def find_incompatibility(
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Limits of the gate's checks on the data, which apply to all rules."""
+    """Limits for the checks of the data. They apply to all rules."""
 
     max_skipped: float = 0.01  # share of bad sequences, tokens or files, and of repeated sequences
     max_missing: float = 0.05  # share of the steps, prompts or responses of the baseline that the dump lacks
@@ -135,7 +135,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files. The file size shows how much a skipped file contains."""
+    """Check the shares of skipped sequences, tokens and files. The contents of a file are estimated from its size."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]

@@ -616,7 +616,7 @@ def read_baseline(baseline: str | os.PathLike[str] | Result | None, *, fixed_tok
 def plan_sample_sizes(
     result: Result, rules: Sequence[Rule], regression: float, against: Baseline, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
-    """For each rule with `max` or `increase`, estimate the sample size needed to detect the rise `regression`."""
+    """For each rule with `max` or `increase`, estimate the sample size needed to detect a rise by `regression`."""
     _check_level(level)
     found = []
     level /= BASELINE_MARGIN * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)

@@ -58,7 +58,7 @@ class ClusterSizes:
 
 
 class _SimulatedGate:
-    """Applies the gate to simulated dumps. Their clusters are drawn from the real dumps, with an added rise.
+    """Applies the gate to simulated dumps. Their clusters are drawn from the real dumps, with a rise of the metric.
 
     Without a baseline, the simulated new dump and the simulated baseline have no common clusters.
     """
@@ -93,7 +93,7 @@ class _SimulatedGate:
         return self._sizes.least_p <= self._level and math.isfinite(value) and value > 0 and finite
 
     def detects(self, factor: float) -> bool:
-        """Multiply the metric of each cluster by `factor`. Return True if the gate fails with TARGET_POWER."""
+        """Multiply the metric of each cluster by `factor`. Return True if the gate detects this with TARGET_POWER."""
         values, weights = self._plant(factor)
         pairs = np.arange(self._shared)
         ways = np.concatenate([pairs, pairs + self._second]), np.concatenate([pairs + self._second, pairs])
@@ -203,7 +203,7 @@ def detectable_factor(
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number above 1 for which `found` is true, within 0.5%. Above `most`, return None."""
+    """Return the smallest number from 1 to `most` for which `found` is true (precision: 0.5%), or None."""
     low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return the smallest number of clusters that lets the gate fail. If `baseline` is None, they are in both dumps."""
+    """Return how many clusters the gate needs to fail. If `baseline` is None, both dumps have the same clusters."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1
@@ -245,7 +245,7 @@ def required_sample_size(
     run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
     allowance: Allowance, level: float,
 ) -> SampleSizePlan:  # fmt: skip
-    """Estimate the size of a dump and of an equally large baseline with which the gate detects the rise."""
+    """Estimate how large a dump and its baseline must be, so that the gate detects a rise by `regression`."""
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
     @cache

@@ -290,12 +290,12 @@ def verdict_headline(verdict: Verdict) -> str:
 
 
 def is_first_baseline(verdict: Verdict) -> bool:
-    """Return True if every check passed, except the checks without a baseline: the dump becomes the baseline."""
+    """Return True if the dump becomes the first baseline, and each check that does not need a baseline passed."""
     return {outcome_label(check) for check in verdict.checks} - {"passed"} == {"recorded"}
 
 
 def outcome_label(check: Check) -> str:
-    """Return the outcome as a word: "recorded" if the dump becomes the first baseline."""
+    """Return the outcome as a word, or "recorded" if the value becomes a part of the first baseline."""
     return "recorded" if check.reason == FIRST_BASELINE_REASON else check.outcome
 
 

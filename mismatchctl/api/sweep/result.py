@@ -125,9 +125,9 @@ class Sweep(View):
     """The result of `sweep`.
 
     - `studies`: each correction and its fields that vary. A point is one combination of values of these fields.
-    - `overall`: one row per run, correction and point. The columns are run, correction, point, each varied field (such
-      as `weight.truncate`), scope ("overall"), group (null), tokens, sequences, the metrics, the standard errors of
-      some metrics (`<key>_se`), and `pareto`.
+    - `overall`: one row per run, correction and point. The columns are run, correction, point, each field that varies
+      (such as `weight.truncate`), scope ("overall"), group (null), tokens, sequences, the metrics, the standard errors
+      of some metrics (`<key>_se`), and `pareto`.
     - `groups`: the same rows for each training step and each value of a `by` column, as a polars LazyFrame without
       standard errors and `pareto`. Undefined values are null, and values that overflow are infinite. The method
       `reason` explains them.
@@ -371,7 +371,7 @@ def format_point(study: Study, point: int) -> str:
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Return the metrics to show, with units: the metrics whose values differ between rows, and two other metrics."""
+    """Return the metrics to show, with units. Two are always shown, the others only if they differ between rows."""
     always = ("rejected_tokens", "ess_token")
     differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
     return [(key, POINT_METRICS[key][0]) for key in differing]

@@ -116,7 +116,7 @@ class Study:
         return self.grid.correction(point)
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """For the rule that contains a field, return its versions as corrections, and the version at each point [P]."""
+        """Return the versions of the rule that contains a field, and the index of the version at each point [P]."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 

@@ -80,7 +80,7 @@ class ThresholdRule:
     threshold: Callable[[float], float]  # converts a distance (on the log scale, at least 0) to a threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return the distances that the rule compares with the threshold, and the mass of each: its tokens, or 1."""
+        """Return the distances that the rule compares with the threshold, and their masses: 1, or a count of tokens."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
@@ -290,7 +290,7 @@ def find_brackets(
 
 
 def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
-    """Return the first and last grid point at which the metric may equal the target. None: outside the grid."""
+    """Return the first and last grid point at which the metric may equal the target. Outside the grid, return None."""
     places = np.flatnonzero(inside)
     low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
     return (None if low == 0 else float(_DISTANCE_GRID[low])), (
