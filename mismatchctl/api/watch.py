@@ -118,7 +118,7 @@ class DumpWatcher:
         return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, self.unfinished, left_out)
 
     def _find_complete_files(self) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return the complete and the unfinished files. Complete files have a footer, or did not change lately."""
+        """Return complete and unfinished files. Complete files have a footer, or are unchanged since the last check."""
         try:
             found, _ = discover_files(self.paths)
         except DataError:
