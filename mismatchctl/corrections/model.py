@@ -129,9 +129,9 @@ class Gate(_CorrectionModel):
     )
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
-        description="how the tokens are aggregated. The statistic ratio is aggregated as a log ratio and "
-        "compared with the "
-        "bounds as a ratio, except for mean, the mean of the ratios. Other statistics are aggregated as they are",
+        description="how the tokens are aggregated. For the statistic ratio, log ratios are aggregated, and the result "
+        "is compared with the bounds as a ratio. Level mean instead averages the ratios. "
+        "Other statistics are aggregated directly",
     )
     over: Literal["sequence", "segment", "prefix", "batch"] = Field(
         default="sequence",
@@ -174,7 +174,7 @@ class Gate(_CorrectionModel):
         default="original",
         description="original: aggregate over all valid tokens. remaining: aggregate over the tokens that "
         "earlier gates kept. "
-        "A gate on sequences rejects all tokens of a sequence. With level token, only kept tokens are judged",
+        "A gate on sequences rejects all tokens of a sequence. With level token, the gate only checks kept tokens",
     )
     effect: Literal["mask", "zero"] = Field(
         default="mask",
