@@ -52,7 +52,7 @@ def kind_of(value: object) -> str:
 
 _OS_PROBLEMS = {
     errno.ENOENT: "the file does not exist", errno.EISDIR: "this is a folder, not a file",
-    errno.EACCES: "this file may not be read; change its permissions",
+    errno.EACCES: "you have no permission to read this file; change its permissions",
 }  # fmt: skip
 
 

@@ -277,7 +277,7 @@ def check_columns(given: object) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"columns: expected a mapping such as {{'rollout_log_probs': 'x'}}, found {kind_of(given)}")
+        raise ConfigError(f"columns: expected a mapping such as {{'reward': 'score'}}, found {kind_of(given)}")
     list_texts([*given, *given.values()], "columns: pass names of columns")
     return {str(column): str(name) for column, name in given.items()}
 

@@ -103,7 +103,7 @@ def gate(
             from mismatchctl.api.gate.gate import make_baseline, write_baseline
 
             first = any(check.reason == no_baseline() for check in verdict.checks)
-            remedy = "" if first and outputs.has_screen else ". Add --accept to save it regardless"
+            remedy = "" if first and outputs.has_screen else ". Add --accept to save the baseline regardless"
             if verdict.outcome == "passed" or accept:
                 write_baseline(make_baseline(result, verdict, rules, by_hand=accept), save_baseline)
             else:
@@ -146,6 +146,6 @@ def _print_verdict(
 def _exit_code(verdict: Verdict, on_undecided: str, quiet: bool) -> int:
     if verdict.outcome == "undecided" and on_undecided != "fail":
         if on_undecided == "warn":
-            out.print_message("warning: undecided, let through by --on-undecided warn", quiet)
+            out.print_message("warning: the verdict is undecided, but --on-undecided warn sets exit code 0", quiet)
         return EXIT_OK
     return {"passed": EXIT_OK, "failed": EXIT_CHECK_FAILED, "undecided": EXIT_CANNOT_JUDGE}[verdict.outcome]

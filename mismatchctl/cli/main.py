@@ -130,7 +130,7 @@ class _CommandGroup(HelpGroup):
 
 _REMEDY_REPLACEMENTS = {
     "--on-bad": (r"with --on-bad skip", "with analyze --on-bad skip"),
-    "--column": (r"name the right column with --column (\S+)=NAME", r"call the right column \1"),
+    "--column": (r"choose the right column with --column (\S+)=NAME", r"rename the right column to \1"),
 }
 """Replacements for remedies that name an option the command does not have."""
 

@@ -221,7 +221,7 @@ def _check_output_path(place: Path) -> None:
     if not os.path.isdir(place.parent):  # pathlib raises if a parent folder is not accessible
         raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
     if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"{place}: you may not write to the folder {place.parent}; choose another folder")
+        raise ConfigError(f"{place}: no permission to write to the folder {place.parent}; choose another folder")
     if place.is_dir():
         raise ConfigError(f"{place}: this is a folder; write the name of a file")
     if place.exists() and not place.is_file():

@@ -40,7 +40,7 @@ def _explain_problem(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
     if problem["type"] == "value_error":
         return f"{place}: {describe_expected(problem)}" if place else describe_expected(problem)
     found = "" if problem["type"] == "missing" else f", found {_format_value(problem['input'])}"
-    return f"{place or 'it'} {describe_expected(problem)}{found}"
+    return f"{place or 'the value'} {describe_expected(problem)}{found}"
 
 
 def format_field_path(problem: Mapping[str, Any]) -> str:

@@ -214,7 +214,7 @@ def identify_columns(footer: FileFooter, names: ColumnNames, values: Mapping[str
 
 
 def _column_option(column: str) -> str:
-    return f"name the right column with {option('columns', {column: 'NAME'})}"
+    return f"choose the right column with {option('columns', {column: 'NAME'})}"
 
 
 @dataclass(frozen=True)

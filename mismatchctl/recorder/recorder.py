@@ -163,7 +163,7 @@ def _scalar_array(values: Array) -> pa.Array:
     kind = array.type
     fits = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     if array.null_count or not (fits or pa.types.is_string(kind)):
-        raise ValueError(f"{wanted}, got {'gaps' if array.null_count else kind}")
+        raise ValueError(f"{wanted}, got {'missing values' if array.null_count else kind}")
     return array
 
 

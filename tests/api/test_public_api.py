@@ -417,7 +417,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a column of another name": (
         lambda: mm.diagnose({"rollout": ROW, "old": ROW}),
-        r"name the right column with columns=\{'train_log_probs': 'NAME'\}",
+        r"choose the right column with columns=\{'train_log_probs': 'NAME'\}",
     ),
     "by a list": (
         lambda: mm.analyze({"rollout": ROW, "train": ROW, "token_ids": [[1, 2]]}, by="token_ids"),

@@ -73,7 +73,7 @@ def test_remedies_name_options_of_the_command(tmp_path: Path) -> None:
     for verb, reported in (("analyze", " with --on-bad skip"), ("gate", " with analyze --on-bad skip")):
         assert run(verb, folder, code=4).stderr.endswith(f"{reported}\n")
     pl.DataFrame({"old": [[-1.0]], "train_log_probs": [[-1.0]]}).write_parquet(tmp_path / "d.parquet")
-    reported = "missing required column rollout_log_probs; call the right column rollout_log_probs; "
+    reported = "missing required column rollout_log_probs; rename the right column to rollout_log_probs; "
     assert reported in run("convert", tmp_path / "d.parquet", tmp_path / "out.parquet", code=4).stderr
 
 

@@ -208,7 +208,7 @@ def test_the_accept_option_is_named_once(places: dict[str, Path], tmp_path: Path
     assert open_.stderr.endswith("a.json: not written, because the verdict is undecided\n")
     assert "save one with --save-baseline FILE --accept" in open_.stdout
     quiet = run("gate", places["same"], "--save-baseline", tmp_path / "a.json", "-q", code=4)
-    assert quiet.stderr.endswith("because the verdict is undecided. Add --accept to save it regardless\n")
+    assert quiet.stderr.endswith("because the verdict is undecided. Add --accept to save the baseline regardless\n")
     assert not (tmp_path / "a.json").exists()
 
 

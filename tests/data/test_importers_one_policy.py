@@ -129,7 +129,7 @@ def test_parquet_files_without_log_probs_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"loss": [1.0]}), tmp_path / "losses.parquet")
     done = run("analyze", tmp_path, code=4)
     assert (
-        "if the file is not a dump, pass only the dumps; if the column has another name, name the right column"
+        "if the file is not a dump, pass only the dumps; if the column has another name, choose the right column"
         in " ".join(done.stderr.split())
     )
 

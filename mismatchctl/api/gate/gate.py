@@ -645,9 +645,7 @@ def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float)
             problem = "only max and min work with a metrics log. To compare with a baseline, pass dumps or Results"
             raise ConfigError(f"rule {rule.text}: {problem}")
         if rule.per not in ("overall", "step") or rule.correction is not None or rule.sequences:
-            raise ConfigError(
-                f"rule {rule.text}: a metrics log has one value per step. Leave out correction, sequences and per"
-            )
+            raise ConfigError(f"rule {rule.text}: for a metrics log, leave out correction, sequences and per=COLUMN")
     logs = [run for path in paths for run in read_logged_values(path)]
     checks = [_judge_log(rule, run, kind) for run in logs for rule in rules for kind in rule.bounds]
     verdict = Verdict(

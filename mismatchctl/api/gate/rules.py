@@ -52,7 +52,7 @@ def find_target(name: str, framework: str = "", correction: Correction | None = 
         documented = f", {found.status}: judged by the documented formula" if found.status != "ok" else ""
         words = f"{found.name} of {found.framework}{same}{documented}"
     if found.source == "corrections" and correction is None:
-        raise ConfigError(f"{name} is measured for a correction; add correction=NAME to the rule")
+        raise ConfigError(f"{name} is a metric of a correction; add correction=NAME to the rule")
     if correction is not None and (found.source == "corrections" or not found.framework):
         return RuleTarget(found.key, find_metric(found.key, correction), correction.name, words)
     return RuleTarget(found.key, find_metric(found.key), words=words)

@@ -395,7 +395,7 @@ def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.Recor
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
             problem = "this file contains the column, but the files before this one do not"
-            raise DataError(problem, file=str(path), column=name, remedy="convert files with and without it separately")
+            raise DataError(problem, file=str(path), column=name, remedy="convert files with this column separately")
     columns = [batch[one.name] if one.name in batch.schema.names else pa.nulls(len(batch), one.type) for one in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
