@@ -64,7 +64,7 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
         rows.append(("yours", f"{text}{f'; {own.outcome}' if own.outcome else ''}"))
     if advice.growth is not None:
         rows.append(("trend", f"K3 grew {advice.growth:.3g}x within this dump. Run advise again on the last steps"))
-    size = f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} sequences per update"
+    size = f"{advice.sequences:,} sequences in {advice.prompts:,} prompt groups, {advice.batch:,} sequences per update"
     yield doc.Facts([*rows, ("data", f"loss of ESS: {advice.severity}; {size}")])
 
 

@@ -167,7 +167,8 @@ def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.
         doc.Column("baseline has", lambda need: f"{'the same' if need.paired else 'other'} clusters", "text", 3),
     ]
     if known := [need for need in needs if need.sequences is not None]:
-        section.add(doc.Table.of("", known, columns, reach=doc.EVERYWHERE))
+        clusters = doc.Note("A cluster is a prompt. If the dump lacks prompt ids, a cluster is a sequence.", "quiet")
+        section.add(doc.Table.of("", known, columns, reach=doc.EVERYWHERE), clusters)
     refused = [need for need in needs if need.status != "ok"]
     section.add(*(doc.Note(f"{need.run} {need.metric}: {need.status}", "alarm") for need in refused))
     head = doc.Headline(title) if most else doc.Headline(f"cannot plan for a rise of {rise}", status="CHECK")

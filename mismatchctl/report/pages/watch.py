@@ -60,7 +60,7 @@ def _find_jumps(look: Snapshot) -> Mapping[StepKey, str]:
 
 
 def format_answers(look: Snapshot, runs: Iterable[str]) -> Iterator[str]:
-    """Yield status, name and answer of each run. If there are many runs, yield only some that need attention."""
+    """Yield the status and answer of each run. For many runs, yield a headline and the most severe runs."""
     found = {run: run_status(look.result.runs[run]) for run in runs}
     if len(found) > MAX_FIRST_RUNS:
         head = runs_headline(found, calm_title(found))
