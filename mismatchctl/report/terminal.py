@@ -79,9 +79,10 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
-    """Print a document. If a first screen has too many lines, its rows are cut to two lines, or to one line."""
-    for limit in (0, 2, 1) if document.commands and not whole else (0,):
-        writer = TerminalWriter(console, whole, limit)
+    """Print a document. If a first screen has too many lines, cut cells of tables, then texts to two lines or one."""
+    ways = (0, True), (0, False), (2, False), (1, False)
+    for limit, wrap in ways if document.commands and not whole else ways[:1]:
+        writer = TerminalWriter(console, whole, limit, wrap)
         with console.capture() as capture:
             writer.headline(document.headline)
             writer.parts(document.sections)
@@ -96,8 +97,8 @@ def print_document(document: doc.Document, console: Console, *, whole: bool = Fa
 class TerminalWriter:
     """Prints the parts of documents to one console. Each method has the name of the part that it prints."""
 
-    def __init__(self, console: Console, whole: bool = False, limit: int = 0) -> None:
-        self.console, self.whole, self.limit = console, whole, limit
+    def __init__(self, console: Console, whole: bool = False, limit: int = 0, wrap: bool = True) -> None:
+        self.console, self.whole, self.limit, self.wrap = console, whole, limit, wrap
         self.plain = console.options.ascii_only
         self.dots = "..." if self.plain else "…"
 
@@ -202,9 +203,10 @@ class TerminalWriter:
         cells = [[self.shorten(name, room) for name in (names.brief if longest > room else names.texts)[1:]]]
         for column in shown:
             justify: Literal["left", "right"] = "right" if column.head.numeric else "left"
-            grid.add_column(Text(column.texts[0], justify=justify), justify=justify, no_wrap=True, overflow=cut)
             flexible, most = column.head.flexible, max(spare, MIN_FLEXIBLE_WIDTH)
-            cells.append([self.truncate(cell, most) if flexible else cell for cell in column.texts[1:]])
+            wrap: dict[str, Any] = {"max_width": most} if flexible and self.wrap else {"no_wrap": True, "overflow": cut}
+            grid.add_column(Text(column.texts[0], justify=justify), justify=justify, **wrap)
+            cells.append([self.truncate(one, most) if flexible and not self.wrap else one for one in column.texts[1:]])
         for texts in zip(*cells, strict=True):
             grid.add_row(*map(Text, texts))
         self.console.print(grid, "")

@@ -169,7 +169,7 @@ def _cause_rows(cause: Finding, findings: Sequence[Finding]) -> Iterator[_Row]:
         doubt = "" if cause.confidence == "high" else "possibly "
         yield "cause", f"{doubt}{summary.lower_first(cause.title)} ({sure})"
     else:
-        yield "cause", f"{tables.cut(cause.summary.rstrip('.'), tables.SUMMARY_LENGTH)} ({sure})"
+        yield "cause", f"{tables.cut(cause.summary, tables.SUMMARY_LENGTH).rstrip('.')} ({sure})"
     if cause.cause not in HARMLESS_CAUSES:
         yield "do", tables.cut(summary.first_sentence(cause.advice), tables.ADVICE_LENGTH)
     titles = [
