@@ -80,8 +80,7 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
     """Print a document. If a first screen has too many lines, cut cells of tables, then texts to two lines or one."""
-    ways = (0, True), (0, False), (2, False), (1, False)
-    for limit, wrap in ways if document.commands and not whole else ways[:1]:
+    for limit, wrap in ((0, True), (0, False), (2, False), (1, False))[: 4 if document.commands and not whole else 1]:
         writer = TerminalWriter(console, whole, limit, wrap)
         with console.capture() as capture:
             writer.headline(document.headline)

@@ -165,15 +165,12 @@ def _draw_rule(axes: Any, rule: ReferenceLine) -> None:
         axes.annotate(rule.text, (rule.at, 1), (3, -10), fontsize="x-small", color=color, **places)
 
 
-ContentMaker = Callable[[], bytes]
-
-
 def figures_of_page(document: Document) -> dict[str, Figure]:
     found = [figure for part in document.parts(Figures) for figure in part.figures]
     return dict(zip(file_stems([figure.name for figure in found]), found, strict=True))
 
 
-def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, ContentMaker]]:
+def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Yield the name and content of each file: a picture and a CSV file per figure, and a file with all captions."""
     for stem, figure in figures.items():
         yield f"{stem}.{kind}", lambda figure=figure: figure_content(figure, kind)  # type: ignore[misc]
