@@ -282,7 +282,6 @@ def _segment_values(segments: Segments, values: NDArray[Any]) -> Iterator[NDArra
 
 
 def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tuple[Bools, Bools]:
-    """Return flags of the values below the gate's interval, and flags of the values above the interval."""
     lower: Any
     upper: Any
     lower, upper = gate_bounds(gate)
@@ -325,7 +324,6 @@ def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
 
 
 def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenBatch) -> Bools:
-    """Return flags of the tokens [T] that a gate with `over: batch` drops."""
     seen = np.asarray(view.expand())
     if gate in batch.trims:
         reached = np.asarray(values) >= np.asarray(batch.segments.spread(batch.trims[gate]))
@@ -340,7 +338,6 @@ def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenB
 def _select_rejected(
     gate: Gate, flags: Bools, segments: Segments, view: Selection, batch: TokenBatch, ratios: Ratios
 ) -> Selection:
-    """Convert the flags of rejected tokens or segments to a Selection of tokens and sequences."""
     if gate.per_token:
         tokens = flags & view.expand() if gate.sees == "remaining" else flags
     elif gate.over == "segment":
@@ -356,7 +353,6 @@ def _select_rejected(
 
 
 def _eligible_tokens(gate: Gate, batch: TokenBatch, ratios: Ratios) -> Bools:
-    """Return flags of the tokens [T] that meet the gate's condition `when`."""
     if batch.advantages is None:
         raise KeyError("advantages")
     if gate.when == "drifting":

@@ -261,7 +261,6 @@ def _to_floats(values: NDArray[Any], name: str) -> Floats:
 
 
 def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
-    """Repeat the advantage of each sequence for each of its tokens."""
     shape = getattr(values, "shape", None)
     scalars = _to_numpy(values) if shape is not None and len(shape) == 1 else None
     if scalars is not None and scalars.dtype.kind == "O":  # each element is a row

@@ -186,7 +186,6 @@ def is_same(one: Correction, other: Correction, rounding: float = 0.0) -> bool:
 
 
 def _comparable_rules(correction: Correction) -> tuple[Any, list[float]]:
-    """Return the rules of a Correction without bounds, and a list of the bounds."""
     rules, bounds = [], list[float]()
     for rule in _list_rules(correction):
         fields = _relevant_fields(rule)
