@@ -343,11 +343,12 @@ def _describe_change(fit: OnsetFit, names: Sequence[Label], metric: str, steps: 
     if fit.shape == "ramp":
         when = f"from step {format_label(onset)} " + ("on" if goes_on else f"to {format_label(until)}")
     if earliest != latest:
-        when += f" (onset between {format_label(earliest)} and {format_label(latest)})"
+        when += f" (onset between steps {format_label(earliest)} and {format_label(latest)})"
     verb = "rose" if factor > 1 else "fell"
     text = (
-        f"{verb} {format_number(shown)}x ({format_number(bounds[0])} to {format_number(bounds[1])}) {when}, "
-        f"from {format_number(before)} to {format_number(after)}; {format_number(last)} at the last step"
+        f"{verb} by a factor of {format_number(shown)} (95% interval {format_number(bounds[0])} to "
+        f"{format_number(bounds[1])}) {when}: {format_number(before)} before, {format_number(after)} after, and "
+        f"{format_number(last)} at the last step"
     )
     return Growth(
         metric=metric, verdict="grew" if factor > 1 else "fell", text=text,

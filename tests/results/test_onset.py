@@ -28,7 +28,7 @@ def test_a_jump_is_found_at_its_step(count: int, onset: int) -> None:
     values = LEVEL * np.where(np.arange(count) >= onset, 22, 1) * np.exp(noise)
     found = fit_growth(list(range(count)), values.tolist(), (0.08 * values).tolist())
     assert (found.shape, found.onset, found.onset_interval, found.until) == ("jump", onset, (onset, onset), onset)
-    assert f"at step {onset}, from" in found.text
+    assert f"at step {onset}: " in found.text
 
 
 def test_bad_steps_are_reported_and_excluded() -> None:

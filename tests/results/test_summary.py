@@ -64,11 +64,11 @@ def test_a_jump_is_found_at_its_step() -> None:
     assert (found.onset, found.onset_interval, found.until) == (6, (6, 6), 6)
     assert (found.verdict, found.value) == ("grew", 5e-4)
     assert found.brief == "▲ 5.00x at step 6"
-    assert found.text.startswith("rose 5.00x (")
-    assert found.text.endswith("at step 6, from 1.00e-4 to 5.00e-4; 5.00e-4 at the last step")
+    assert found.text.startswith("rose by a factor of 5.00 (95% interval ")
+    assert found.text.endswith("at step 6: 1.00e-4 before, 5.00e-4 after, and 5.00e-4 at the last step")
     assert (found.shape, found.before, found.after) == ("jump", pytest.approx(1e-4), pytest.approx(5e-4))
     fell = growth(values[::-1])
-    assert fell.text.startswith("fell 5.00x (") and fell.verdict == "fell"
+    assert fell.text.startswith("fell by a factor of 5.00 (") and fell.verdict == "fell"
 
 
 def test_a_ramp_is_found_with_start_and_end() -> None:
