@@ -127,8 +127,8 @@ def watch(
 ) -> None:
     """Follow a running job: print one line per step.
 
-    Files that are still being written are not read. The command ends at Ctrl-C, after --until-idle, or when a --rule
-    fails.
+    Files that are still being written are not read. The command ends when you press Ctrl-C, when no new data arrives
+    for the time in --until-idle, or when a --rule fails.
     """
     out.check_output_paths(html, force=force, inputs=[*paths, baseline])
 
