@@ -22,6 +22,7 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import BadDataPolicy, Dump, open_dump
 from mismatchctl.data.tokenizer import Vocabulary, load_vocabulary
+from mismatchctl.diagnosis.causes.numerics import experts_per_layer
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.results.model import Result
@@ -120,8 +121,10 @@ def _unmatched_experts(whole: Rows) -> Ints | None:
     ours, theirs = whole.extra_columns.get("rollout_experts"), whole.extra_columns.get("train_experts")
     if ours is None or theirs is None or ours.shape != theirs.shape or ours.ndim != 2:
         return None
-    first, second = (np.sort(experts[whole.mask], axis=1) for experts in (ours, theirs))
-    return np.asarray((first != second).sum(axis=1), np.int64)
+    width = experts_per_layer(ours)
+    first, second = (side[whole.mask].reshape(-1, side.shape[1] // width, width) for side in (ours, theirs))
+    differ = ((first[:, :, [k]] != second).all(axis=2).sum(axis=1) for k in range(width))
+    return np.asarray(sum(differ), np.int64)
 
 
 STATE_KEPT, STATE_REJECTED, STATE_BOUNDED = range(3)

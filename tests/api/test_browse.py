@@ -66,6 +66,20 @@ def test_rows_match_the_file(dump: Path, found: TokenView) -> None:
     assert np.flatnonzero(found.rows[1].experts).tolist() == [int(np.flatnonzero(valid).tolist().index(6))]
 
 
+def test_experts_that_differ_are_counted_by_layer(tmp_path: Path) -> None:
+    """The order of experts in a layer has no meaning. Two layers may use the same number."""
+    table = {
+        "rollout_log_probs": [[-1.0] * 3], "train_log_probs": [[-1.0] * 3],
+        "rollout_experts": [[[1, 2, 3, 4, 5, 6], [1, 2, 3, 1, 2, 4], [3, 2, 1, 6, 5, 4]]],
+        "train_experts": [[[2, 3, 4, 4, 5, 6], [1, 2, 4, 1, 2, 3], [1, 2, 3, 4, 5, 6]]],
+    }  # fmt: skip
+    pl.DataFrame(table).write_parquet(tmp_path / "dump.parquet")
+    view = browse([str(tmp_path)], [("dump.parquet", 0)], [])
+    experts = view.rows[0].experts
+    assert experts is not None
+    assert experts.tolist() == [1, 2, 0]
+
+
 def test_token_states_follow_the_definition(found: TokenView) -> None:
     """A ratio below the bound is rejected. A weight above the truncation is set to the bound."""
     assert [one.correction for one in found.corrections] == [GEOMETRIC, MASKED]

@@ -216,7 +216,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
     a, b = rollout[case.index], train[case.index]
     if np.isnan(a.sum() + b.sum()):
         return None  # the experts of some sequences are unknown
-    width = _experts_per_layer(a)
+    width = experts_per_layer(a)
     layers = a.shape[1] // width
     one, other = (np.sort(side.reshape(len(a), layers, width), axis=2) for side in (a, b))
     by_layer = (one != other).any(axis=2)
@@ -250,7 +250,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
     )
 
 
-def _experts_per_layer(experts: np.ndarray) -> int:
+def experts_per_layer(experts: np.ndarray) -> int:
     """Guess the number of experts per layer, because a layer never chooses the same expert twice."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
