@@ -157,10 +157,12 @@ def presets_or_list(
     json: bool = False,
 ) -> None:
     """List the presets of corrections, or show one with `show NAME`."""
-    if ctx.invoked_subcommand is not None:
+    if verb := ctx.invoked_subcommand:
         if table or json:
             raise ConfigError(
-                f"leave out --table, and write --json at the end: mismatchctl presets {ctx.invoked_subcommand} --json"
+                "leave out --table and --json: show prints YAML"
+                if verb == "show"
+                else f"leave out --table, and write --json at the end: mismatchctl presets {verb} --json"
             )
         return
     from mismatchctl.corrections.presets import list_traits

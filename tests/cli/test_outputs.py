@@ -160,6 +160,8 @@ def test_reference_lists_are_available_as_json() -> None:
     assert "k3" in {metric["key"] for metric in json.loads(run("metrics", "--json").stdout)}
     listed = json.loads(run("presets", "list", "--json").stdout)
     assert [preset["name"] for preset in listed] == list(load_presets())
+    assert "mismatchctl presets list --json" in run("presets", "--json", "list", code=2).stderr
+    assert "show prints YAML" in run("presets", "--json", "show", "geo_rs", code=2).stderr
 
 
 def test_gate_metrics_are_found_under_any_number() -> None:
