@@ -34,7 +34,7 @@ MAX_TOKENS = 4_096
 
 @dataclass(frozen=True)
 class SequenceRow:
-    """One sequence. It has A tokens, and T of them are valid."""
+    """One sequence with A tokens. T of these tokens are valid."""
 
     file: str
     row: int
@@ -202,7 +202,7 @@ class TokenView:
 
 
 def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
-    """Parse `PATH:ROW` arguments. Without arguments, return the sequences with the largest |sum of log ratios|."""
+    """Parse `PATH:ROW` strings. For an empty list, return the sequences with the largest |sum of log ratios|."""
     if not texts:
         worst = [
             (one.file, one.row, abs(one.log_ratio_sum)) for run in result.runs.values() for one in run.worst_sequences

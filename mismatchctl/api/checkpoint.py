@@ -29,7 +29,7 @@ class Checkpoint:
     """A causal language model that scores one sequence at a time, without padding."""
 
     def __init__(self, folder: Path, dtype: CheckpointDtype = "float32", device: str = "cpu") -> None:
-        """Load a local checkpoint without downloads and without running its code."""
+        """Load a local checkpoint without a download. Code in the checkpoint does not run."""
         try:
             import transformers
         except ImportError as error:

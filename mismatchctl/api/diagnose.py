@@ -32,7 +32,7 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose the mismatch of each run. Invalid values are not errors here, but evidence.
 
-    `by` names columns of workers, ranks or data sources. The diagnosis finds those with another mismatch than the rest.
+    In each column in `by`, the diagnosis finds values (such as one worker) whose mismatch differs from the others.
     """
 
     @cache

@@ -77,8 +77,8 @@ def weights(
             Default: all rows are one micro-batch.
 
     Returns:
-        Weights and flags, in the library and on the device of `train`. The weights also have the dtype of `train`. A
-        masked token has the weight 0. Masked and rejected tokens have the flag false.
+        Weights and flags, in the same library and on the same device as `train`. The weights also have the dtype of
+        `train`. A masked token has the weight 0. Masked and rejected tokens have the flag false.
     """
     from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
 
@@ -140,7 +140,7 @@ def keep(
         current, advantages, age: Values that some corrections need, as in `mm.weights`.
 
     Returns:
-        Flags in the library and on the device of `train`. Masked and rejected tokens are false.
+        Flags in the same library and on the same device as `train`. Masked and rejected tokens are false.
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
@@ -158,7 +158,7 @@ def _ratios(rollout: Values, train: Values, mask: Values | None) -> Ratios:
 
 @public_function
 def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of rollout minus train log-prob over the valid tokens in nats. Without valid tokens, return NaN.
+    """Return the mean over valid tokens of rollout minus train log-prob, in nats. If no token is valid, return NaN.
 
     >>> round(mm.k1([[-1.0, -2.0]], [[-1.1, -2.0]]), 2)
     0.05
@@ -171,7 +171,7 @@ def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
 
 @public_function
 def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of half the squared log ratio (train minus rollout log-prob) over the valid tokens.
+    """Return the mean over valid tokens of half the squared log ratio (train minus rollout log-prob).
 
     >>> round(mm.k2([[-1.0, -2.0]], [[-1.1, -2.0]]), 4)
     0.0025
@@ -184,7 +184,7 @@ def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
 
 @public_function
 def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of exp(x) - 1 - x over the valid tokens in nats, where x is train minus rollout log-prob.
+    """Return the mean over valid tokens of exp(x) - 1 - x, where x is train minus rollout log-prob in nats.
 
     >>> round(mm.k3([[-1.0, -2.0]], [[-1.1, -2.0]]), 6)
     0.002419

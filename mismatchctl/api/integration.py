@@ -96,7 +96,7 @@ class Integration:
         return files
 
     def edits_for(self, path: Path, text: str) -> list[Edit]:
-        """Return the edits that fit a file: its text contains all lines at which the edits insert code."""
+        """Return the edits whose lines (`before` or `after`) are all in the text of the file."""
         files = self.edits_by_file()
         for file, edits in files.items():
             if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):
@@ -161,7 +161,7 @@ def _split_snippet(code: str) -> dict[str, str]:
 
 
 def find_source(file: str, root: Path | None) -> Path | None:
-    """Find a source file of a framework. Search in `root`, or else in the working directory and installed packages."""
+    """Find a framework's source file in `root`, or if `root` is None in the working directory or installed packages."""
     parts = Path(file).parts
     package = next(part for part in parts if part != "src")
     folders = [root] if root else [Path.cwd(), *_package_parents(package)]

@@ -128,7 +128,7 @@ class LogAnalysis:
 
 @dataclass(frozen=True)
 class LoggedValues:
-    """All values of one run of a metrics log, of known and unknown metrics."""
+    """All values that one run logged, including metrics that mismatchctl does not know."""
 
     name: str
     steps: list[int | float | str]
@@ -184,7 +184,7 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Find the mismatch metrics in logs, and measure their trends. Runs with equal names also get the log's path."""
+    """Find the mismatch metrics in logs, and measure their trends. If names of runs are equal, add the path."""
     found: list[tuple[str | Path, LoggedRun]] = []
     count = 0
     for path in paths:
@@ -204,7 +204,7 @@ def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
 
 
 def _runs(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
-    """Group logged names by run. For each logged name, also return the name without the W&B prefix "RUN - "."""
+    """Return a dict {run: {logged name: name without the W&B prefix "RUN - "}}."""
     if not all(_RUN in name for name in names):
         return {stem: {name: name for name in names}}
     found: dict[str, dict[str, str]] = {}
@@ -243,7 +243,7 @@ def _step(text: str) -> int | float | str:
 
 
 def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
-    """Return the mismatch metrics that frameworks log with this name, and the frameworks."""
+    """Return the mismatch metrics that frameworks log with this name, and the frameworks of each metric."""
     first, _, rest = name.partition("/")
     for candidate in (name, *([rest] if rest and first.lower() in _PREFIXES else [])):
         named = (candidate, candidate.replace("/all/", "/"))  # the mean over environments

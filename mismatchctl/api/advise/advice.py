@@ -1,4 +1,4 @@
-"""Classes of the advice, and functions that describe the advice in words."""
+"""Result classes of `advise`, and functions that describe the advice in words."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ class RankedCorrection(FiniteModel):
     """A correction in the ranking, with its gradient error and its costs.
 
     The gradient error is the mean squared distance between the policy gradient with this correction and the true policy
-    gradient. docs/methods/advice.md explains how it is estimated. `mse` is the error: `variance` plus the squared bias
-    `bias2`, which counts as 0 if it is negative. `gain` is the share of the error without a correction that this
-    correction removes, and `gain_se` is the standard error of `gain`. The correction multiplies the loss by
-    `loss_scale`. `ties` is true if the correction is not significantly worse than the first correction. `why` explains
-    the rank. `config` contains the correction in the keys of the framework. `outcome` describes a published run that
-    used this correction.
+    gradient. docs/methods/advice.md explains how it is estimated. `mse` is this error: `variance` + max(`bias2`, 0),
+    where `bias2` is the estimated squared bias. `gain` is 1 - `mse` / (`mse` without a correction), and `gain_se` is
+    its standard error. The correction multiplies the loss by `loss_scale`. `ties` is true if the correction is not
+    significantly worse than the first correction. `why` explains the rank. `config` contains the framework's settings
+    for the correction. `outcome` describes a published run that used this correction.
     """
 
     name: str
@@ -49,7 +48,7 @@ class RankedCorrection(FiniteModel):
 
     @property
     def title(self) -> str:
-        """Return the name, with the meaning of the correction in parentheses."""
+        """Return the name of the correction, with its meaning in parentheses."""
         return candidate_label(self.name) if self.name == "none" else f"{self.name} ({self.label})"
 
 
@@ -111,7 +110,7 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
         return len(self.runs)
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data for JSON: the advice of a single run, or the advice of several runs by name."""
+        """Return data for JSON: the advice if there is one run, or `{"runs": {name: advice}}` if there are several."""
         data = {run: advice.model_dump(mode="json") for run, advice in self.runs.items()}
         return add_version(next(iter(data.values())) if len(data) == 1 else {"runs": data})
 

@@ -156,7 +156,7 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> RunAdvice:
-    """Rank `corrections` by their gradient error. `yours` are measured too, but they are not ranked or limited."""
+    """Rank `corrections` by their gradient error. `yours` are only measured: `limits` does not apply to them."""
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
         "batch": update,
@@ -244,7 +244,7 @@ def measure_candidates(
     limits: Limits,
     yours: Sequence[Correction] = (),
 ) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
-    """Measure the corrections. The last result explains why corrections that exceed a limit are excluded."""
+    """Measure the corrections. The third result maps each excluded correction to the limit that it breaks."""
     surrogate = candidates.Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
     unbiased = candidates.GradientReference.of(
         surrogate.gradients(candidates.apply_to_sample(reference.correction, sample))

@@ -82,7 +82,7 @@ def _sample_runs(batches: UnitBatches, run: str) -> list[tuple[str, PromptSample
 
 
 def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
-    """Add the prompt hash of each sequence. Also add the token ids, unless some tokens lack an id."""
+    """Add the hash of each sequence's prompt, and the token ids if every token has an id."""
     ids = rows.extra_columns.get(TOKEN_IDS_COLUMN)
     ids = None if ids is None or ids.ndim != 1 else ids[rows.mask]
     if ids is None or len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any():
@@ -93,7 +93,7 @@ def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
 
 
 class PromptSample:
-    """All sequences of the prompts with the smallest hashes. The reading order does not change this sample."""
+    """A sample that does not depend on the reading order: the prompts with the smallest hashes."""
 
     def __init__(self) -> None:
         self.parts: list[TokenBatch] = []
@@ -106,7 +106,7 @@ class PromptSample:
         self.shrink(slack=2)
 
     def merge(self, other: PromptSample) -> None:
-        """Add another sample, without the prompts that one of the two samples has dropped."""
+        """Add another sample, and remove each prompt that either sample has already dropped."""
         self.seen += other.seen - sum(map(len, other.parts))
         if other._cut is not None and (self._cut is None or other._cut < self._cut):
             self._cut = other._cut
@@ -115,7 +115,7 @@ class PromptSample:
             self.add(batch)
 
     def shrink(self, slack: int = 1) -> None:
-        """If the sample exceeds `slack` times its maximum size, keep the prompts with the smallest hashes."""
+        """If the sample exceeds `slack` times its maximum size, only keep the prompts with the smallest hashes."""
         tokens, sequences = sum(part.tokens for part in self.parts), sum(map(len, self.parts))
         if tokens <= slack * MAX_TOKENS or sequences <= slack * MIN_SEQUENCES:
             return
@@ -266,7 +266,7 @@ class Candidate:
 
 
 def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSample:
-    """Apply a correction as a trainer does: bound and normalize the weights, then apply the gates in order."""
+    """Apply a correction to a sample as a trainer does."""
     batch, rule, groups = apply_trims(sample.batch, [correction]), correction.weight, [np.arange(len(sample))]
     own = apply_correction(correction, compute_ratios(batch, correction.sources), batch)
     if rule is not None and rule.normalize != "none":  # over the step or the micro-batch
@@ -294,7 +294,7 @@ MAX_REJECTION = 0.9
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that the user sets. A correction that exceeds a limit is excluded."""
+    """Limits that the user sets. A correction that breaks a limit is not ranked."""
 
     max_rejection: float = 1.0
     min_ess: float = 0.0
@@ -319,7 +319,7 @@ CONVERGENCE_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction whose gradient is treated as unbiased."""
+    """The correction whose gradient counts as unbiased. The bias of other corrections is relative to it."""
 
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
@@ -334,12 +334,7 @@ class BiasReference:
 
 
 def choose_reference(sample: RunSample) -> BiasReference:
-    """Choose the correction whose gradient is treated as unbiased.
-
-    The first choice is sequence weights truncated at 10, whose variance is finite for responses of any length. Their
-    mean is near 1 unless the truncation removes much. If the mean is outside `CONVERGENCE_RANGE`, the reference uses
-    token weights instead. If k-hat exceeds its limit, the sample may lack rare but large weights.
-    """
+    """Choose sequence weights truncated at 10, or token weights if the truncation changes the mean weight too much."""
     k_hat = sequence_k_hat(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))
     mean = float(apply_to_sample(_SEQUENCE_REFERENCE, sample).weights.mean())
@@ -348,7 +343,7 @@ def choose_reference(sample: RunSample) -> BiasReference:
 
 
 def sequence_k_hat(sample: RunSample) -> float | None:
-    """Return the Pareto k-hat of the sequence weights, if defined."""
+    """Return the Pareto k-hat of the sequence weights, or None if it is not defined."""
     batch = sample.batch
     sums = batch.segments.sum(batch.train.astype(np.float64) - batch.rollout)[batch.segments.nonempty]
     found = khat(np.sort(sums)[-tail_length(len(sums)) - 1 :], len(sums)) if len(sums) else math.nan
@@ -398,10 +393,10 @@ class GradientProducts:
         return GradientProducts(factor**2 * self.own, factor * self.across, apart, self.reference)
 
     def estimate_projection(self) -> float:
-        """Estimate the length of the mean gradient in the direction of the reference gradient (1: the same length).
+        """Estimate how long the mean gradient is in the direction of the mean reference gradient (1: equally long).
 
-        If batches are small, the estimate is noisy. It is therefore moved towards 1 and reduced by half of its standard
-        error. Without this reduction, a correction that removes the signal could rank first due to its small variance.
+        A noisy estimate is moved towards 1 and reduced by half of its standard error. If the estimate is too large, the
+        correction looks better than it is.
         """
         length, length_without = _squared_norm_of_mean(self.reference)
         along, along_without = _squared_norm_of_mean((self.across + self.across.T) / 2)
@@ -424,7 +419,7 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class GradientReference:
-    """Gradients of the reference correction."""
+    """Gradients of the correction that counts as unbiased."""
 
     gradients: Float64s  # [batches, features]
     squares: Float64s  # inner products of every two of these gradients [batches, batches]
@@ -443,13 +438,12 @@ class GradientReference:
 class Surrogate:
     """A simple policy that replaces the model, and its policy gradient in each batch of a sample.
 
-    The policy is a table with one logit per pair (previous token, token). The score of a token is the gradient of its
-    log-prob: 1 - p for its own logit, and negative numbers with the sum p - 1 for the other logits. As in a real
-    policy, the mean score is nearly 0.
+    The policy is a table with one logit per pair (previous token, token). If the trainer gives a token the probability
+    p, the gradient of its log-prob is 1 - p for its own logit, and the other logits share p - 1.
     """
 
     def __init__(self, sample: RunSample, batch: Ints) -> None:
-        """Divide the sample into batches. `batch` contains the batch number of each sequence in ascending order [S]."""
+        """Divide the sample into batches. `batch` [S] contains the batch index of each sequence, in ascending order."""
         assert sample.advantages is not None
         segments, train = sample.batch.segments, sample.batch.train
         ids = sample.token_ids
@@ -466,7 +460,7 @@ class Surrogate:
         self._others = self._alternatives.sum(axis=1, keepdims=True) - self._alternatives
 
     def gradients(self, applied: CorrectedSample) -> Float64s:
-        """Return the gradient of each batch, divided by the loss scale [batches, features]."""
+        """Return the gradients [batches, features], divided by the loss scale of the correction."""
         scale = applied.loss_scale
         terms = applied.weights / (scale if scale > 0 else 1.0) * self._coefficient
         counted = np.maximum(np.bincount(self._batch, applied.counted), 1)
@@ -486,9 +480,9 @@ def _jackknife_error(without: Float64s) -> float:
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
-    """Estimate the squared norm of a mean vector without bias, given the inner products of all pairs of vectors.
+    """Return an unbiased estimate of the squared norm of the mean of some vectors, given their inner products.
 
-    The second result contains estimates for which one vector is left out: each vector in turn.
+    The second result contains the same estimate without vector 0, without vector 1, and so on.
     """
     count = len(products)
     own = np.diag(products)
@@ -534,9 +528,8 @@ _MIN_GAIN = 1e-3
 class CandidateRanking:
     """Candidates from best to worst. `mse` and `moments` also contain corrections that are not ranked.
 
-    A significance test only decides whether any correction is needed. Candidates are ordered by their error plus a
-    share of its standard error, because an order by significance would prefer a small certain gain to a large likely
-    gain.
+    Candidates are ordered by their error plus a share of its standard error. If no candidate is significantly better
+    than no correction, "none" is first.
     """
 
     order: tuple[str, ...]
@@ -551,7 +544,7 @@ class CandidateRanking:
         return self.order[0]
 
     def gain(self, name: str) -> tuple[float, float]:
-        """Return the share of the error without a correction that a candidate removes, and its standard error."""
+        """Return the gain (1: the candidate removes the whole error, 0: no change), and its standard error."""
         none = self.mse["none"]
         _, error = paired_difference(self.moments["none"].errors, self.moments[name].errors)
         scale = float(self.moments["none"].errors.mean())
@@ -579,7 +572,7 @@ def choose_correction(
     """Rank candidates by the mean squared error of their gradient.
 
     The gradients of each correction are first scaled, so that a correction cannot reduce its error by shrinking the
-    loss. Candidates in `shrinking` rank last. Corrections in `unranked` are measured but not ranked.
+    loss. Candidates in `shrinking` rank last. Corrections in `unranked` get an error but no rank.
     """
     found = {name: own.scaled(1 / own.estimate_projection()).moments() for name, own in products.items()}
     ranked = [name for name in products if name not in unranked]

@@ -80,7 +80,7 @@ CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
 
 
 class ClusterTables:
-    """Builds the tables of a run that contain sums per cluster, such as a prompt."""
+    """Builds the cluster tables of a run. A row contains the sums of one cluster, such as a prompt."""
 
     def __init__(self, accumulator: Accumulator, dump: Dump, run: str) -> None:
         files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
@@ -99,7 +99,7 @@ class ClusterTables:
         return name if of == MISMATCH_NAME else f"{of}_{name}"
 
     def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
-        """Return the cluster table of the run. If clusters of many steps were merged, the rows have no step."""
+        """Return the cluster table of the run. If different steps were merged, the rows lack steps."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}
@@ -134,7 +134,7 @@ def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
 
 
 def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
-    """Yield the fields of each worst sequence, with its file and row, and its token ids or None."""
+    """For each worst sequence, yield its fields, and its token ids or None."""
     ids: dict[tuple[int, int], NDArray[Any]] = {}
     if dump.has("token_ids"):
         for file in np.unique(worst.place[:, 0]).tolist():  # only the blocks that contain these sequences are read
@@ -180,7 +180,7 @@ CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
 
 
 def build_result(reading: DumpReading, accumulator: Accumulator, turns: Accumulator | None = None) -> model.Result:
-    """Build the Result after the pass. `turns` contains the breakdown by turn."""
+    """Build the Result from the sums of sequences, and from the sums of turns if turns were measured."""
     dump, plan = reading.dump, accumulator.plan
     runs = {name: _build_run(name, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     if turns is not None:
@@ -237,7 +237,7 @@ def _build_run(name: str, accumulator: Accumulator, dump: Dump) -> model.RunResu
 def _predict_fresh_batches(
     totals: RunTotals, steps: model.Groups, accumulator: Accumulator
 ) -> dict[str, model.FreshBatch]:
-    """For each correction, predict the share of tokens that it rejects in a new batch of the size of a step."""
+    """For each correction, predict which share of tokens it rejects in a new batch that is as large as a step."""
     table, axis = totals.overall.table, accumulator.evaluator.columns
     tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]
     sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
@@ -292,7 +292,7 @@ def _label_sort_key(label: Any) -> tuple[Any, ...]:
 def _build_series(
     estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
 ) -> dict[str, model.Series]:
-    """Convert each estimate to a series of rounded values. For metrics in `tails`, heavy tails are recorded."""
+    """Convert each estimate to a series of rounded values. Heavy tails are only recorded for metrics in `tails`."""
     if not estimates:
         return {}
     value = np.stack([found.value[order] for found in estimates.values()])
@@ -360,7 +360,7 @@ def _build_distribution(pair: PairSums) -> model.Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
-    """Return the mean K3 of each bin that contains tokens, with standard errors from buckets (groups of clusters)."""
+    """Return means (such as K3) for each bin with tokens, with standard errors from groups of clusters."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
@@ -479,7 +479,7 @@ class SequenceFile:
 
 
 def encode_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> bytes:
-    """Convert the sequences of a batch to compressed rows for `SequenceFile`."""
+    """Convert tables of sequences to compressed bytes (Arrow IPC) for `SequenceFile`."""
     import polars as pl
 
     frames = [
@@ -541,9 +541,9 @@ def has_turn_parts(dump: Dump) -> bool:
 
 
 def split_by_turn(batch: TokenBatch) -> TokenBatch:
-    """Split each sequence into its turns, which belong to the cluster of the sequence.
+    """Make each turn a separate sequence in the cluster of the original sequence.
 
-    Without a `turn` column, masked tokens separate the turns, which are numbered from 1.
+    If the batch lacks a `turn` column, masked tokens separate the turns, and the turns are numbered from 1.
     """
     turn_numbers, offsets = batch.extra_columns.get(TURN_COLUMN), batch.segments.offsets
     if turn_numbers is None:
@@ -646,7 +646,6 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
 
 
 def _choose_kernel(tokens: int, device: Device, engine: Engine) -> Kernel:
-    """Choose the kernel for a device and an engine. Only the local engine can use a GPU."""
     if isinstance(engine, (LocalEngine, IncrementalEngine)):
         return choose_kernel(tokens, device)
     if device == "cuda":

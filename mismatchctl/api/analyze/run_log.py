@@ -68,7 +68,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Return the metric of each column, or "". If all columns have the same W&B prefix "RUN - ", it is removed."""
+    """Return the metric name of each column, or "" for other columns. A W&B prefix "RUN - " is removed."""
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
@@ -111,7 +111,7 @@ class PrintedDigits:
 
 @dataclass(frozen=True)
 class RunLog:
-    """The values that a run logged by step, read from a file."""
+    """The values that a run logged at each step, read from a log file."""
 
     path: str
     # step -> name -> value, with the digits that were printed
@@ -186,7 +186,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _scalar_of(value: Any) -> Decimal | None:
-    """Return the number in a TensorBoard summary. Return None for images, strings and histograms."""
+    """Return the number in a TensorBoard summary, or None for an image, a string or a histogram."""
     if value.HasField("simple_value"):
         return _printed(np.float32(value.simple_value))
     if not value.HasField("tensor") or any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
@@ -341,7 +341,7 @@ def _describe_change(growth: Growth) -> str:
 
 
 def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> Lag:
-    """Estimate the lag between a logged series and K3. If the lag is positive, K3 changes after the series."""
+    """Estimate how many steps K3 changes after a logged series. The lag is negative if K3 changes first."""
     ours = np.array([math.log(value) if value else np.nan for value in k3], np.float64)
     theirs = np.array([np.nan if value is None else value for value in logged], np.float64)
     known = np.isfinite(ours) & np.isfinite(theirs)
@@ -366,7 +366,7 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
 
 
 def _ranked_changes(values: Float64s) -> Float64s:
-    """Rank the changes from step to step. Scale the ranks to mean 0 and variance 1, unless all changes are equal."""
+    """Return the ranks of the changes between steps, scaled to mean 0 and variance 1, or zeros if all are equal."""
     changes = np.diff(values)
     order = np.unique(changes, return_inverse=True, return_counts=True)
     counts = order[2]
@@ -386,7 +386,7 @@ def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
 
 
 def _correlation_scale(x: Float64s, y: Float64s) -> float:
-    """Return n times the variance of the correlation of two unrelated series of length n (Bartlett 1946)."""
+    """Return how many times autocorrelation multiplies the variance of a correlation (Bartlett 1946)."""
     most = min(_MAX_LAG, len(x) // 4)
     return max(
         1.0, 1 + 2 * sum(_lagged_correlation(x, x, k) * _lagged_correlation(y, y, k) for k in range(1, most + 1))
@@ -487,10 +487,7 @@ LoggedValues = Mapping[str, Sequence[float | None]]
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Align the log with the steps of the dump.
-
-    Some frameworks log a batch `offset` steps late. The log is shifted if this makes the values of more names agree.
-    """
+    """Subtract `offset`, the delay of the framework's log, from the logged steps if the log then agrees better."""
     if not offset:
         return log
 
@@ -515,7 +512,7 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
-    """Compare the replay of one run and one correction with the log. `rounded` is the same replay in float32."""
+    """Compare the log with a replay in float64 (`replayed`), and with the same replay in float32 (`rounded`)."""
     pairs = {
         name: list(_logged_pairs(log, labels, _spellings(name), values, rounded.get(name, values)))
         for name, values in replayed.items()
@@ -530,7 +527,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
 
 
 def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
-    """Map each logged name to the key of its metric. Names that the framework's replay computes are left out."""
+    """Map each logged name to the key of its metric, but leave out the names in `replayed`."""
     found = {}
     for name in dict.fromkeys(name for row in log.rows.values() for name in row):
         prefix = next((prefix for prefix in _TRACKER_PREFIXES[1:] if name.startswith(prefix)), "")
@@ -543,10 +540,7 @@ def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
 def compare_metrics(
     log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
 ) -> MetricLogComparison | None:
-    """Compare logged values with the metrics of a run. `called` maps each logged name to the key of a metric.
-
-    The comparison allows for float32 rounding errors in the framework.
-    """
+    """Compare logged values with metrics, allowing for float32 rounding. `called` maps logged names to metric keys."""
     found = {}
     for name, key in called.items():
         values = metrics.get(key, [None] * len(labels))
@@ -557,7 +551,7 @@ def compare_metrics(
 
 
 class _LoggedPair(NamedTuple):
-    """A logged value at one step, and the values that are computed from the dump."""
+    """A logged value, and the same value computed from the dump."""
 
     step: str
     dump: float  # computed in float64

@@ -242,7 +242,7 @@ def permutation_p_values(
 ) -> dict[str, float]:
     """Return a two-sided p-value for each metric, from the permutation test of the gate.
 
-    If both Results contain LAYER_COLUMNS, tests of parts of K3 (such as K3 of rare tokens) replace the test of K3.
+    If both Results contain LAYER_COLUMNS, K3 is tested with several statistics, not only with its mean.
     """
     reference, other = samples
     if not metrics or not all(map(len, samples)):
@@ -354,7 +354,7 @@ class PartMeans:
 
     @classmethod
     def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
-        """Reorder the columns of one run, from the order of its parts `own` to the order of `keys`."""
+        """Put the columns into the order of `keys`. `own` lists the parts in the present order of the columns."""
         where = {key: index for index, key in enumerate(own)}
         found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
         tokens, k3, se = np.array(found, np.float64)
@@ -367,7 +367,7 @@ class PartMeans:
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return two contributions of each part to the change of K3 [..., B]: by its share of tokens, and by its K3."""
+    """Return the change of K3 due to the tokens in each part, and due to the K3 within each part, both [..., B]."""
     before, after = reference.shares, other.shares
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
@@ -413,7 +413,7 @@ def _decompose_by_label(
 
 
 def _resample_contributions(samples: Sequence[Mapping[int, ClusterSample]], count: int) -> Float64s:
-    """Return bootstrap standard errors of the contributions [B]. Clusters in both runs are resampled together."""
+    """Return bootstrap standard errors of the contributions [B]. Clusters that both runs share are drawn together."""
     places = [(side, part, sample) for side, parts in enumerate(samples) for part, sample in parts.items()]
     drawn = np.stack([np.zeros((2, _REPLICATES, count)), np.full((2, _REPLICATES, count), np.nan)])
     metrics = [find_metric("tokens"), find_metric("k3")]
@@ -430,7 +430,7 @@ def _build_decomposition(
     quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans],
     se: Float64s | None = None,
 ) -> model.Decomposition | None:  # fmt: skip
-    """Divide the change of K3 into contributions of parts. Without `se`, standard errors of `level` are computed."""
+    """Split the change of K3 among parts of the data. If `se` is None, the standard errors of `level` are used."""
     mix, level = contributions(sides[0], sides[1])
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
@@ -461,7 +461,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
-    """Find the parts of the data that cause most of the change, if they contain a much smaller share of K3."""
+    """Find the parts that cause most of the change of K3, if their share of the first run's K3 is much smaller."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None
@@ -482,7 +482,7 @@ def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.C
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """Find the sequence of adjacent parts with the largest sum of `carried - weight`, and return a mask of it."""
+    """Return a mask of the adjacent parts whose sum of `carried - weight` is largest."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

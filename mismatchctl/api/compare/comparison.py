@@ -1,4 +1,4 @@
-"""Classes of a comparison of runs, and functions that describe it in words."""
+"""Result classes of `compare`, and functions that describe a comparison in words."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Side(FiniteModel):
 class Change(FiniteModel):
     """The change of one metric: compared run minus reference run.
 
-    `interval` is the 95% percentile interval over resampled clusters. `p_alone` is the two-sided p-value of this
-    metric alone. `p` is this p-value, adjusted for the number of tests. `significant` means that `p` is below 0.05.
-    `note` explains why a change is not significant although its interval excludes 0. `relative` is the difference
-    divided by the value of the reference. `better` is true if the compared run has the better value. If the difference
-    or the interval is missing, `status` is the reason.
+    `interval` is the 95% percentile interval of the difference, from resampled clusters. `p_alone` is the two-sided
+    p-value of this metric alone. `p` is this p-value, adjusted for the number of tests. `significant` means that `p` is
+    below 0.05. `note` explains why a change is not significant although its interval excludes 0. `relative` is the
+    difference divided by the reference run's value. `better` is true if the compared run has the better value. `status`
+    explains why the difference or the interval is missing.
     """
 
     reference: Value
@@ -83,10 +83,10 @@ class Contribution(FiniteModel):
     """The contribution of one part of the data to the change of K3.
 
     A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens with `low` <= quantity < `high`,
-    where null means no limit. A step or value has a `label`. `level` is the contribution of the larger or smaller K3 of
-    the part. `mix` is the contribution of the larger or smaller share of tokens in the part. `tokens` contains this
-    share for the reference run and for the compared run. For a bin, `se` is the standard error of `level`. For a step
-    or value, `se` is the standard error of `mix + level` if the Results contain cluster tables.
+    where null means no limit. A step or value has a `label`. `level` is the contribution of the changed K3 within the
+    part. `mix` is the contribution of the part's changed share of tokens. `tokens` contains this share in the reference
+    run and in the compared run. For a bin, `se` is the standard error of `level`. For a step or value, `se` is the
+    standard error of `mix + level` if the Results contain cluster tables.
     """
 
     label: Label = None
@@ -106,8 +106,8 @@ class Contribution(FiniteModel):
 class Carrier(FiniteModel):
     """The part of the data that causes most of a change: adjacent bins, adjacent steps, or values of a column.
 
-    This part has the share `carried` of the change, the share `weight` of the K3 of the reference run, and the share
-    `tokens` of the tokens of the compared run.
+    `carried` is the part's share of the change, `weight` is its share of the reference run's K3, and `tokens` is its
+    share of the compared run's tokens.
     """
 
     low: float | None = None
@@ -119,7 +119,7 @@ class Carrier(FiniteModel):
 
 
 class Decomposition(FiniteModel):
-    """The change of K3, divided by a quantity (such as the position), by step, or by a `--by` column.
+    """The change of K3, split among bins of a quantity (such as the position), steps, or values of a `--by` column.
 
     `mix + level` is the difference of K3. The parts with the largest contributions come first.
     """
@@ -136,8 +136,8 @@ class Decomposition(FiniteModel):
 class Contrast(FiniteModel):
     """One run compared with the reference run. `paired` describes the clusters that the two runs share.
 
-    `changes` contains metrics of the mismatch, and `corrections` contains metrics of the corrections that both runs
-    have. `says` contains the sentences of the summary.
+    `changes` contains metrics of the mismatch. `corrections` contains metrics of each correction that both runs have.
+    `says` contains the sentences of the summary.
     """
 
     other: str
@@ -176,7 +176,7 @@ class Comparison(View, FiniteModel):
         return self.sides[0]
 
     def side(self, name: str) -> Side:
-        """Return the run with a name."""
+        """Return the run with this name."""
         return next(side for side in self.sides if side.name == name)
 
     def to_json(self) -> str:
@@ -185,7 +185,7 @@ class Comparison(View, FiniteModel):
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a table with one row per run, correction and metric. Metrics of the mismatch have no correction."""
+        """Return a table with one row per run, correction and metric. For mismatch metrics, the correction is null."""
         rows = [
             {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
              "other": change.other.value, "difference": change.difference, **interval_bounds(change.interval),
@@ -237,7 +237,7 @@ def k3_change(contrast: Contrast) -> Change:
 
 @dataclass(frozen=True)
 class ContrastStatus:
-    """The answer of a comparison of two runs. `key` is the metric that decides the answer."""
+    """The verdict of a comparison of two runs. `key` is the metric that decides the verdict."""
 
     status: Status
     word: Literal["worse", "better", "changed", "same", "no significant change", "unclear"]
@@ -415,7 +415,7 @@ def format_signed(value: float | None) -> str:
 
 
 def format_signed_percent(value: float | None) -> str:
-    """Format a relative difference as a percentage with a sign, or as a factor of at least 10."""
+    """Format a relative difference as a percentage (`+50%`), or as a factor (`12x`) if the factor is at least 10."""
     if value is None:
         return format_number(None)
     return f"{format_number(value + 1)}x" if value >= 9 else f"{'+' if value > 0 else ''}{percent(value)}"

@@ -44,7 +44,7 @@ def find_incompatibility(
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Limits for the checks of the data. They apply to all rules."""
+    """Limits for the checks of the data, such as the check for missing steps."""
 
     max_skipped: float = 0.01  # share of bad sequences, tokens or files, and of repeated sequences
     max_missing: float = 0.05  # share of the steps, prompts or responses of the baseline that the dump lacks
@@ -95,7 +95,7 @@ def _match_runs(result: Result, baseline: Result | None) -> Iterator[Match]:
 
 
 def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Check]:
-    """Check that each run has the responses of its baseline. Token ids are compared if both dumps have ids."""
+    """Check that each run has the same token ids as its baseline, or the same prompts if ids are missing."""
     for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
@@ -135,7 +135,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files. The contents of a file are estimated from its size."""
+    """Check the shares of skipped sequences, tokens and files. The contents of a skipped file are estimated."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -212,7 +212,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check that the dump contains the steps and column values of the baseline that a rule judges."""
+    """If a rule judges each step or column value, check that the dump has all steps or values of the baseline."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue
@@ -229,7 +229,7 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
-    """Check for missing steps and responses, unless the dump is from another part of the training."""
+    """Check for empty responses, and if the dump overlaps the baseline, for missing steps and responses."""
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
         reason = (
@@ -469,7 +469,7 @@ def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[C
 
 
 def count_responses(sample: ClusterSample) -> Float64s:
-    """Count the sequences of each cluster, including sequences without valid tokens [N]."""
+    """Return the number of sequences in each cluster [N], including sequences without valid tokens."""
     names = (name for name in ("sequences", "empty_sequences") if name in sample.columns)
     return sum((sample.column(name) for name in names), np.zeros(len(sample)))
 
@@ -491,7 +491,7 @@ def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Che
 
 
 def _shares_distance(here: Float64s, there: Float64s) -> float:
-    """Return the distance of two histograms: 0 if the shares of all bins are equal, 1 if no bin is in both."""
+    """Return the total variation distance of two histograms, from 0 (equal shares) to 1 (no common bin)."""
     return float(np.abs(here / max(here.sum(), 1.0) - there / max(there.sum(), 1.0)).sum() / 2)
 
 

@@ -117,7 +117,7 @@ def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
 
 
 def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
-    """Return the part of the baseline to compare with: the same value of the column, or for a step the whole run."""
+    """Return the part of the baseline to compare with: the same column value, or the whole run if `place` is a step."""
     if place.per in ("overall", "step") or place.groups is None:
         return whole
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
@@ -222,7 +222,7 @@ def _check_level(level: float) -> None:
 
 
 def _confirm_failure(check: Check, *, significant: bool) -> None:
-    """Keep a significant failure. A failure that is not significant becomes passed or undecided."""
+    """Keep a significant failure. Change any other failure to passed or undecided."""
     exceeds = exceeds_limit(check)
     if significant:
         check.reason = "" if exceeds else STATISTIC_REASONS.get(check.statistic, "")
@@ -362,7 +362,7 @@ def _judge_change(case: _Case, sample: ClusterSample, baseline: ClusterSample, l
 
 
 def _is_diluted(case: _Case, sample: ClusterSample, baseline: ClusterSample, level: float) -> bool:
-    """Return True if the clusters that are in both dumps fail the rule, and only the new clusters hide this."""
+    """Return True if the shared clusters alone fail the rule, but clusters that only the new dump has hide this."""
     keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
     if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
         return False
@@ -616,7 +616,7 @@ def read_baseline(baseline: str | os.PathLike[str] | Result | None, *, fixed_tok
 def plan_sample_sizes(
     result: Result, rules: Sequence[Rule], regression: float, against: Baseline, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
-    """For each rule with `max` or `increase`, estimate the sample size needed to detect a rise by `regression`."""
+    """For each rule with `max` or `increase`, estimate the sample size to detect a rise by `regression` (0.1: 10%)."""
     _check_level(level)
     found = []
     level /= BASELINE_MARGIN * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
@@ -676,7 +676,7 @@ def _judge_log(rule: Rule, run: LoggedValues, kind: BoundKind) -> Check:
 
 
 def _find_name(metric: str, run: LoggedValues) -> str | None:
-    """Find the logged name of a metric: the same name, or else PREFIX/NAME, or else another name of the quantity."""
+    """Find the name of a metric in the log: METRIC, PREFIX/METRIC, or another name with the same meaning."""
     if metric in run.values:
         return metric
     same = [name for name in run.values if name.rpartition("/")[2] == metric]

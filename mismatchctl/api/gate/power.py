@@ -1,4 +1,4 @@
-"""Statistical power of the gate: the smallest rise that it detects, and the sample size to detect a given rise."""
+"""Statistical power of the gate: the smallest rise that the gate detects, and the sample size for a given rise."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class ClusterSizes:
 
 
 class _SimulatedGate:
-    """Applies the gate to simulated dumps. Their clusters are drawn from the real dumps, with a rise of the metric.
+    """Applies the gate to simulated dumps: clusters drawn at random from the real dumps, with a rise of the metric.
 
-    Without a baseline, the simulated new dump and the simulated baseline have no common clusters.
+    If `baseline` is None, the simulated dump and the simulated baseline have no common clusters.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class _SimulatedGate:
 
     @property
     def is_possible(self) -> bool:
-        """Return True if the metric is positive and the dumps have enough clusters."""
+        """Return True if the metric is positive and the dumps have enough clusters for a significant failure."""
         value = self._metric.of(self._sample)
         finite = self._layers is None or bool(np.isfinite(self._layers.k3).all())
         return self._sizes.least_p <= self._level and math.isfinite(value) and value > 0 and finite
 
     def detects(self, factor: float) -> bool:
-        """Multiply the metric of each cluster by `factor`. Return True if the gate detects this with TARGET_POWER."""
+        """Return True if the gate detects a rise by `factor` in at least the share TARGET_POWER of the draws."""
         values, weights = self._plant(factor)
         pairs = np.arange(self._shared)
         ways = np.concatenate([pairs, pairs + self._second]), np.concatenate([pairs + self._second, pairs])
@@ -111,7 +111,7 @@ class _SimulatedGate:
         return bool(power >= TARGET_POWER)
 
     def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
-        """Add the rise. Return K statistics of each cluster with and without it [N, K], and their weights [K]."""
+        """Return K statistics of the N clusters with a rise by `factor` and without it [N, K], and K weights."""
         layers, sizes, sample = self._layers, self._sizes, self._sample
         if layers is None:
             statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
@@ -137,7 +137,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Return deviations from the mean, enlarged because a few large clusters make the estimated noise too small."""
+    """Return deviations from the mean, enlarged if a few clusters dominate (their noise is underestimated)."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
@@ -149,7 +149,7 @@ def _inflated_deviations(values: Float64s) -> Float64s:
 def _draw_scores(
     apart: Float64s, mixed: Float64s, sizes: ClusterSizes, new: tuple[float, ...], old: tuple[float, ...]
 ) -> Float64s:
-    """Return the z-score of each of the K statistics in each simulated dump [_POWER_DRAWS, K]."""
+    """For each simulated dump, return one z-score per statistic [_POWER_DRAWS, K]."""
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
     degrees = sizes.shared - 1
@@ -184,7 +184,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the threshold for p-values at which the share `level` of the simulated dumps without a change fails."""
+    """Return the p-value threshold that fails the share `level` of the simulated dumps without a change."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -196,14 +196,14 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 def detectable_factor(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the factor of the smallest rise that the gate detects (2: the metric doubles), or None."""
+    """Return the smallest rise that the gate detects, as a factor (2: doubled), or None if it detects no rise."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     simulated = _SimulatedGate(sample, baseline, sizes, metric, allowance, level)
     return _find_smallest(simulated.detects, _MAX_FACTOR) if simulated.is_possible else None
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number from 1 to `most` for which `found` is true (precision: 0.5%), or None."""
+    """Return the smallest number (within 0.5%) that makes `found` return True, or None if it is above `most`."""
     low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return how many clusters the gate needs to fail. If `baseline` is None, both dumps have the same clusters."""
+    """Return the number of clusters for a significant failure. If `baseline` is None, both dumps have the same ones."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1
@@ -245,7 +245,7 @@ def required_sample_size(
     run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
     allowance: Allowance, level: float,
 ) -> SampleSizePlan:  # fmt: skip
-    """Estimate how large a dump and its baseline must be, so that the gate detects a rise by `regression`."""
+    """Estimate how large a dump and its baseline must be to detect a rise by `regression` (0.1: 10%)."""
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
     @cache

@@ -120,7 +120,7 @@ BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 
 
 def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
-    """Parse a rule such as `k3:max=0.01,per=step`, or in YAML, or a file of rules. `any_name` allows all names."""
+    """Parse a rule (`k3:max=0.01,per=step` or YAML), or read a file of rules. `any_name` allows unknown metrics."""
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text), any_name)
     where = wording(python=f"rule {text!r}", command=f"--rule {text}")

@@ -1,4 +1,4 @@
-"""Classes of the gate's verdict, and functions that describe it in words."""
+"""Result classes of `gate`, and functions that describe a verdict in words."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder (many tokens)
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
-    """Describe the change of K3 in the bulk, shoulder and tail of the tokens, or return "" if it is unknown."""
+    """Describe how K3 changed in most tokens (bulk), many (shoulder) and a few (tail), or return "" if unknown."""
     found = []
     for part in check.parts:
         if part.rise is not None:
@@ -355,7 +355,7 @@ def _describe_doubt(check: Check) -> str:
 
 
 def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
-    """Select at most MAX_SHOWN_CHECKS of the checks of one rule and run, and count the others."""
+    """Select at most MAX_SHOWN_CHECKS checks of one rule and run, and count the other checks."""
     if len(checks) <= MAX_SHOWN_CHECKS:
         return list(checks), 0
     shown = sorted(checks, key=lambda check: -_OUTCOME_ORDER.index(check.outcome))
