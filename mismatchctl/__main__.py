@@ -26,11 +26,11 @@ class _PandasBlocker:
         raise ModuleNotFoundError("commands do not use pandas", name=spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing, because importlib requires this method but never calls it here."""
+        """Do nothing. importlib requires this method, but never calls it, because `create_module` raises an error."""
 
 
 def main() -> None:
-    """Run the command. Signal handlers are installed first, because imports take long."""
+    """Install signal handlers, so that Ctrl-C also works during the slow imports. Then import and run the command."""
     install_handlers()
     if not sys.warnoptions:  # mismatchctl has its own messages for values that are not finite
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -151,7 +151,7 @@ def apply_corrections(
     if any(gate.over == "batch" for correction in corrections for gate in correction.gates):
         dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
         trims = find_trims(dump, corrections)
-        rows = [replace(row, batch=trims.on(row.batch, row.run)) for row in rows]
+        rows = [replace(row, batch=trims.add_to(row.batch, row.run)) for row in rows]
     for correction in corrections if rows else ():
         if correction.weight is not None or correction.gates:
             every = (_apply_to_row(correction, row) for row in rows)

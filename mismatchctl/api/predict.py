@@ -28,7 +28,7 @@ _STANDARD_NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class BackTest:
-    """Predicted and observed rejections of long responses. The prediction uses only the first tokens of responses."""
+    """Rejected fractions at several response lengths, as predicted from the first `start` tokens and as observed."""
 
     start: int  # number of tokens at the start of each response that the prediction uses
     lengths: tuple[int, ...]  # lengths for which rejections are predicted [K]
@@ -43,13 +43,13 @@ class BackTest:
 
     @property
     def excess(self) -> float:
-        """Return the root mean square error of the predicted fractions. The noise of `observed` is subtracted."""
+        """Return the root mean square error of `predicted`, without the part that the noise of `observed` causes."""
         squares = np.subtract(self.predicted, self.observed) ** 2 - np.square(self.noise)
         return float(np.sqrt(max(squares.mean(), 0.0)))
 
     @property
     def miss(self) -> float:
-        """Return the error per doubling of the length, in standard normal units. The noise of `observed` is removed."""
+        """Return the error of the fractions' probits per doubling of the length, without the noise of `observed`."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -74,13 +74,13 @@ class Prediction:
 
 
 def central_interval(draws: Float64s, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
-    """Return the central interval that contains the share `level` of the draws. Both ends are values of draws."""
+    """Return two quantiles of the draws, with the share `level` of the draws between them. Each quantile is a draw."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
 def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
-    """Return a random generator. The order of the clusters does not change its seed."""
+    """Return a random generator. Its seed depends on `purpose` and on the set of keys, but not on their order."""
     return np.random.default_rng([int(np.bitwise_xor.reduce(np.unique(keys))), *purpose.encode()])
 
 
@@ -119,7 +119,7 @@ class SequenceSample:
         return SequenceSample.concatenate([self, other])
 
     def of_run(self, run: str) -> SequenceSample:
-        """Return the nonempty sequences of one run. The order of the dump does not change the result."""
+        """Return the nonempty sequences of one run, in an order that does not depend on the order of the dump."""
         chosen = self._select((self.run == run) & (self.tokens > 0))
         order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
         return chosen._select(order)
@@ -186,7 +186,7 @@ def _block_statistics(
 
 
 def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
-    """For each sequence, return the sum, minimum or maximum of its values up to each position [S, OCTAVES]."""
+    """For each sequence, return the sum, minimum or maximum of its values before each index in `ends` [S, OCTAVES]."""
     starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
     filled = starts < ends
     found = np.full(ends.shape, neutral)
@@ -208,11 +208,11 @@ _BATCH_MODEL = (
 def predict_batch_rejection(
     sample: SequenceSample, correction: int, sequences: int, unit: RejectionUnit = "sequences"
 ) -> Prediction:
-    """Predict the fraction of the tokens or sequences of a new batch that a correction rejects.
+    """Predict which fraction of the tokens or sequences of a new batch a correction will reject.
 
-    A sequence counts as rejected if all of its tokens are rejected. The interval includes the random choice of the
-    prompts and the randomness of the batch. If the steps of the dump differ significantly, each simulated batch is
-    drawn from one step, and `status` says this.
+    A sequence counts as rejected if all of its tokens are rejected. The interval covers two sources of chance: which
+    prompts the dump contains, and which sequences the batch contains. If the steps of the dump differ significantly,
+    each simulated batch is drawn from one step, and `status` says this.
     """
     quantity, question = f"rejected_{unit}", f"a batch of {sequences:,} sequences"
     kept = sample.kept[:, correction]
@@ -241,11 +241,11 @@ def predict_fresh_batch(
     *,
     is_folded: bool,
 ) -> FreshBatch:
-    """Predict the share of tokens that a correction rejects in a new batch, which is as large as a step.
+    """Predict the share of tokens that a correction will reject in a new batch of the size of one step.
 
-    If there are enough steps, predict the next step. Otherwise, draw batches from the prompts. `table` contains the
-    numbers of rejected tokens and of valid tokens in each cluster [N, 2]. `sequences` is the number of sequences of the
-    run, and `shares` contains the rejected share of each step.
+    The trend of the steps is extrapolated. If there are fewer than MIN_TREND_STEPS steps, or if all shares are 0 or all
+    are 1, batches of the dump's prompts are simulated instead. `table` has a row per cluster: rejected tokens and valid
+    tokens [N, 2]. `sequences` is the number of sequences of the run. `shares` has the rejected share of each step.
     """
     size = max(round(sequences / max(len(labels), 1)), 1)
     known = [share for share in shares if share is not None]
@@ -264,7 +264,7 @@ def predict_fresh_batch(
 def _predict_batch(
     table: Float64s, clusters: Hashes, steps: Ints, per_cluster: float, sequences: int, purpose: str
 ) -> tuple[float, tuple[float, float], bool]:
-    """Return the predicted fraction, the interval of this fraction, and True if the steps differ significantly."""
+    """Return the predicted rejected fraction, its interval, and True if the steps differ significantly."""
     differ = steps_differ(table, steps, cluster_generator(clusters, "permutation"))
     own = steps if differ else np.zeros_like(steps)
     draws = _draw_batches(table, own, per_cluster, sequences, cluster_generator(clusters, purpose))
@@ -274,7 +274,7 @@ def _predict_batch(
 def _draw_batches(
     table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator
 ) -> Float64s:
-    """Simulate batches, and return the rejected fraction of each. All clusters of a batch come from one step."""
+    """Simulate BATCH_DRAWS batches, each from the clusters of one step, and return the rejected fraction of each."""
     prompts = min(max(round(sequences / per_cluster), 1), 1 << 62)  # more prompts no longer change the draws
     groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
     which = random.integers(0, len(groups), BATCH_DRAWS)
@@ -295,7 +295,7 @@ def _draw_batches(
 
 
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
-    """Draw the prompts of each batch from Polya's urn. This is like random (Dirichlet) weights [prompts, batches]."""
+    """Draw cluster indices [prompts, batches] from Polya's urn, which is equivalent to random Dirichlet weights."""
     start = clusters + 2 * prior
     picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
     for pick in picks:
@@ -305,7 +305,7 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """As a prior, append a rejected and a kept cluster. Each counts as half an independent sequence."""
+    """Append a rejected and a kept cluster as a prior. Also return their weight: each counts as half a sequence."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -317,7 +317,7 @@ def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s,
 
 
 def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
-    """Test by permutation whether the rejected share differs between steps. `table` has one row per cluster [N, 2]."""
+    """Return True if the rejected share differs significantly between steps, by a permutation test of the clusters."""
     count = int(steps.max(initial=0)) + 1
     if count < 2:
         return False
@@ -347,10 +347,10 @@ _TREND_MODEL = (
 
 
 def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[float | None], ahead: float) -> Prediction:
-    """Predict a share `ahead` steps after the last step of the dump.
+    """Predict the metric `quantity` for a step that comes `ahead` steps after the last step of the dump.
 
-    If the share still grows or falls at the last step, the prediction continues this trend. Otherwise, it is the level
-    after the last change, or the mean over all steps if the share never changed.
+    If the share still grows or falls at the last step, the prediction continues this trend. Otherwise, the prediction
+    is the level after the last change, or the mean over all steps if the share never changed.
     """
     question = f"{ahead:+g} steps"
     pairs = [
@@ -376,7 +376,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
-    """Extrapolate the growth curve to x = `where`. Return the value, half the width of its interval, and a status."""
+    """Fit a growth curve, and return its value at x = `where`, half the width of the interval, and a status."""
     ramps = Ramps.fit(x, y)
     if not ramps.has_change(len(y)):
         effective = effective_residuals(y - y.mean(), len(y))
@@ -401,7 +401,7 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
 
 
 def effective_residuals(residual: Float64s, n: int) -> float:
-    """Return how many independent residuals contain as much information as the correlated residuals (at least 4)."""
+    """Return the effective number of residuals: n, reduced for the correlation of neighbors, but at least 4."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the small-sample bias
@@ -421,7 +421,7 @@ _ZERO_BIAS_SHARE = 0.01  # if the bias does not grow in this share of the replic
 
 
 def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
-    """For each replicate, predict the sum of log ratios of each sequence if it had `length` tokens [R, S]."""
+    """For each replicate and sequence, predict the sum of log ratios if the sequence had `length` tokens [R, S]."""
     log_ratio, k3, excess = np.moveaxis(sample.sums[:, -1], 1, 0)
     tokens = sample.tokens.astype(np.float64)
     small = k3.sum() < _MAX_K3 * tokens.sum()
@@ -436,10 +436,10 @@ def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Fl
 
 
 def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
-    """For each bootstrap replicate, estimate four components of the variance of log ratio sums [R, 4].
+    """Estimate four components of the variance of a sequence's summed log ratios, for each bootstrap replicate [R, 4].
 
-    The components are: noise per token, growth of the noise with the position, bias of a sequence, growth of this bias.
-    They are at least 0. A least-squares fit explains the covariances of parts of responses (MINQUE of Rao).
+    The components are: noise per token, growth of the noise with the position, bias of a sequence, and growth of the
+    bias with the position. All are at least 0. They are fitted to the covariances of response parts (Rao's MINQUE).
     """
     found = _fit_components(sample, weights, (0, 1, 2, 3))
     if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # otherwise the growth of the bias would be fitted to noise
@@ -448,13 +448,13 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
 
 
 def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
-    """For each replicate, return the variance of the sum of log ratios over each number of tokens [R, S]."""
+    """For each replicate, return the variance of summed log ratios at each response length in `tokens` [R, lengths]."""
     grown = np.stack([tokens, tokens**2 / 2, tokens**2, tokens**4 / 4])
     return np.maximum(parts @ grown, np.finfo(np.float64).tiny)
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Fit the `chosen` components by least squares. Try all subsets, because no component may be negative."""
+    """Return the best least-squares fit among all subsets of the `chosen` components that has no negative component."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -481,7 +481,7 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """Return the target [S, P], design [S, P, 4] and weights [P] of the least-squares fit, for P pairs of parts."""
+    """Return the target [S, P], design [S, P, 4] and weights [P] of the fit, for P pairs of parts of a response."""
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
     starts = np.concatenate([np.zeros((len(sample), 1)), ends[:, :-1]], axis=1)
@@ -500,7 +500,7 @@ def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]
 
 
 def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
-    """For each replicate, return the mean of `values` per token in the step of each sequence [R, S]."""
+    """For each replicate and sequence, return the mean of `values` per token in the sequence's step [R, S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
     return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]
@@ -513,7 +513,7 @@ ClusterMean = tuple[Float64s, Float64s]
 def _shrink_mean(
     sample: SequenceSample, mean: ClusterMean, weights: Float64s, less: ClusterMean | None = None
 ) -> Float64s:
-    """Shrink a mean (minus the mean of `less`) towards 0, more if it is noisy (James and Stein, 1961) [R, 1]."""
+    """Return a mean, or its difference from `less`, shrunk towards 0 by its noise (James and Stein, 1961) [R, 1]."""
     value, influence = _replicate_means(mean, weights)
     if less is not None:
         other, other_influence = _replicate_means(less, weights)
@@ -532,10 +532,9 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Correct the sum over `length` tokens for a mean log ratio that depends on the position [R, S].
+    """Return what to add to the sum over `length` tokens if the mean log ratio depends on the position [R, S].
 
-    If K3 grows with the position, the correction assumes that it continues to grow. If K3 falls, the correction assumes
-    that it stays at its last value.
+    If K3 grows with the position, it is assumed to keep growing. If K3 falls, it is assumed to keep its last value.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -559,9 +558,9 @@ _RATES = np.geomspace(1e-7, 1.0, 100)
 
 
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
-    """For each replicate, return the probability that all tokens of a response are inside the bounds of a gate [R].
+    """For each replicate, return the probability that all `length` tokens of a response are inside a gate's bounds [R].
 
-    The response has `length` tokens. `beyond` is true if one of the first 16, 32, ... tokens is outside [S, OCTAVES].
+    `beyond` [S, OCTAVES] is true if the first 16, 32, ... tokens of a sequence contain a token outside the bounds.
     """
     # the first token outside the bounds is between `start` and `end`
     first, has_ended, rows = beyond.argmax(axis=1), beyond[:, -1], np.arange(len(sample))
@@ -600,8 +599,8 @@ _SUMMED_LEVELS = ("sequence", "geometric")
 def predict_at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
     """Predict `rejected_sequences` for responses of `length` tokens. For sequence weights, also predict `ess_sequence`.
 
-    Gates on single tokens are ignored, because they do not reject sequences. If a gate or a weight is not supported,
-    the value is None.
+    Gates on single tokens are ignored, because they do not reject sequences. If no prediction is possible, the value is
+    None.
     """
     question = f"{length:,} tokens per response"
     gates, rule = [gate for gate in correction.gates if gate.level != "token"], correction.weight
@@ -632,7 +631,7 @@ def _build_prediction(
     question: str, quantity: str, draws: Float64s, check: BackTest | None, sample: SequenceSample, length: int,
     extremes: bool,
 ) -> Prediction:  # fmt: skip
-    """Build a prediction. Its interval includes the error of the model and the randomness of a batch."""
+    """Build a prediction. `draws` contains the predicted value, followed by bootstrap replicates of the value."""
     reached = [int(tokens) for tokens in LENGTH_GRID if (sample.tokens >= tokens).sum() >= MIN_CHECK_SEQUENCES]
     value, shown = float(draws[0]), max(reached) if reached else int(sample.tokens.max())
     doublings = max(math.log2(length / shown), 0.0)
@@ -662,7 +661,7 @@ def _build_prediction(
 def _widen_interval(
     value: float, drawn: tuple[float, float], miss: float, sequences: int, level: float
 ) -> tuple[float, float]:
-    """Widen the interval of a fraction for the randomness of a batch, and by `miss` standard normal units."""
+    """Widen the interval `drawn` of a fraction by the noise of `sequences` sequences and the model's error `miss`."""
     least = 0.5 / sequences  # an event that was not observed can still happen
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)
@@ -676,7 +675,7 @@ def _widen_interval(
 
 
 def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """For each replicate, return the fraction of sequences of `length` tokens that the gates reject [R]."""
+    """For each replicate, return the fraction of sequences that the gates reject if all have `length` tokens [R]."""
     kept = _kept_probability(sample, gates, length, weights)
     return np.asarray(1 - (weights * kept).sum(axis=1) / weights.sum(axis=1))
 
@@ -684,7 +683,7 @@ def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: i
 def ess_at_length(
     sample: SequenceSample, weight: Weight, gates: Sequence[Gate], length: int, weights: Float64s
 ) -> Float64s:
-    """For each replicate, return the ESS of sequence weights for sequences of `length` tokens, as a share [R]."""
+    """For each replicate, return the ESS (0 to 1) of sequence weights if all sequences had `length` tokens [R]."""
     log_ratio = log_ratio_sums(sample, length, weights) / (length if weight.level == "geometric" else 1)
     ratio = np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     lower, upper = weight.bounds
@@ -696,7 +695,7 @@ def ess_at_length(
 
 
 def _kept_probability(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """For each replicate, return the probability that each sequence is kept if it has `length` tokens [R, S]."""
+    """For each replicate and sequence, return the probability that the gates keep `length` tokens of it [R, S]."""
     kept = np.ones((len(weights), len(sample)))
     totals = log_ratio_sums(sample, length, weights) if any(gate.level in _SUMMED_LEVELS for gate in gates) else kept
     for gate in gates:
@@ -734,7 +733,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """Compare predicted with observed rejections. Quantiles of the observed ratios replace the bounds of the gates."""
+    """Compare predicted with observed rejections, for gates whose bounds are quantiles of the observed ratios."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])

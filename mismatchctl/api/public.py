@@ -93,7 +93,7 @@ def analyze(
         on_bad: `"error"` stops at a bad row or file. `"skip"` counts and leaves out bad rows and files. `"mask"` counts
             and leaves out tokens that are NaN or null.
         micro_batch_size: Rows per micro-batch of a step, for corrections that normalize weights within micro-batches.
-            Only used if the dump has no column with micro-batches. Default: the whole step.
+            Ignored if the dump has the column `micro_batch`. Default: the whole step.
         framework: Also compute the metrics that this framework would log: NAME or NAME@VERSION.
         against: The run's own metrics log, compared with the dump: a file of JSON lines, TensorBoard events or CSV.
         baseline: An accepted Result, or the path of its file. The summary compares K3 with the K3 of the baseline.
@@ -136,12 +136,12 @@ def analyze(
 
 @public_function
 def pair(rollout: StrPath, train: StrPath, on: Texts = ()) -> pa.Table:
-    """Join the rollout's file and the trainer's file by an id. Pass the returned table to `analyze`, `gate` and others.
+    """Join the rollout's file and the trainer's file by an id. Pass the returned table to `analyze` or `gate`.
 
     Args:
-        rollout: Responses of an engine, or a table with the rollout's log-probs.
+        rollout: File with the responses of an engine, or with the rollout's log-probs.
             Example: `mm.analyze(mm.pair("rollout.jsonl", "train.parquet"))`.
-        train: The trainer's log-probs of the same sequences.
+        train: File with the trainer's log-probs of the same sequences.
         on: Columns that identify a row. Default: the id column that the two files share. Example: `on="id"`.
 
     Returns:
@@ -277,8 +277,8 @@ def gate(
     Args:
         sources: A Result, the path of its file, or the dumps that `analyze` takes. Pass several sources in a list.
         baseline: An accepted Result, or the path of its file. Example: `mm.gate("dumps/", "baseline.json")`.
-        rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. The keys are max, min, per, correction, framework and
-            sequences. To compare with the baseline, the keys are increase and decrease.
+        rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. The keys increase and decrease compare with
+            the baseline. The other keys are max, min, per, correction, framework and sequences.
             Example: `rule="k3:max=0.01,increase=20%,per=step"`.
         rules: More rules. Without `rule` and `rules`, the gate fails if K3 rose compared with the baseline.
         expect_bitwise: Fail unless all rollout and train log-probs are bit-identical.
@@ -292,7 +292,7 @@ def gate(
         columns, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
 
     Returns:
-        A Verdict, which is true if every check passed. The verdict is false if a check failed or could not be judged.
+        A Verdict. It is true if every check passed, and false if a check failed or could not be judged.
     """
     check_number("level", level)
     check_number("max_skipped", max_skipped)
@@ -324,7 +324,7 @@ def diagnose(
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Find the causes of the mismatch, their evidence and their remedies.
+    """Find the causes of the mismatch, with evidence and remedies.
 
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.diagnose("dumps/")`.
@@ -465,7 +465,7 @@ def _read_options(
     micro_batch_size: int | None = None,
     on_bad: Literal["error", "skip", "mask"] = "error",
 ) -> ReadOptions:
-    """Check the options that all functions that read dumps have."""
+    """Check the options that all dump readers share."""
     check_count("threads", threads)
     check_count("micro_batch_size", micro_batch_size)
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
@@ -498,7 +498,7 @@ def _list_targets(
 
 @public_function
 def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[str, float | None]:
-    """Return every metric of the mismatch that `analyze` computes, by name.
+    """Compute all mismatch metrics of `analyze` from log-probs.
 
     >>> round(mm.metrics([[-1.0, -2.0]], [[-1.1, -2.0]])["k3"], 6)
     0.002419
@@ -534,7 +534,7 @@ def preset(name: str) -> Correction:
 def presets() -> dict[str, Preset]:
     """Return all presets by name: first the generic presets, then the presets of each framework.
 
-    A preset has a `correction`, and the `framework`, `version` and `source` that it comes from.
+    A preset has a `correction`, and names its origin: `framework`, `version` and `source`.
 
     >>> mm.presets()["token_tis"].correction.about
     'Token importance weights, truncated at 2.'
@@ -554,7 +554,7 @@ def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> 
         framework: Framework of the configuration: NAME or NAME@VERSION. Default: detected from the keys.
 
     Returns:
-        A list with one correction. If a script starts several trainings, one correction for each configuration.
+        A list with one correction, or one per training if a launch script starts several trainings.
     """
     from mismatchctl.frameworks.config_files import read_configurations
 

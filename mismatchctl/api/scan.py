@@ -1,4 +1,4 @@
-"""Read a dump in one pass, block by block. All commands use this module."""
+"""Read a dump in one pass, block by block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ReadOptions(TypedDict, total=False):
-    """Options of every function that reads dumps. `mm.analyze` explains them."""
+    """Options shared by all functions that read dumps. `mm.analyze` explains them."""
 
     rename: Mapping[str, str] | None
     on_bad: BadDataPolicy
@@ -51,7 +51,7 @@ MicroBatches = Mapping[int, Ints]
 
 
 def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
-    """Divide each step into micro-batches of `size` rows, in dump order. This needs one more pass over the dump."""
+    """Divide the rows of each step, in dump order, into micro-batches of `size` rows. This reads the dump once more."""
     seen: Counter[tuple[object, object]] = Counter()
     numbers = {file.index: np.zeros(file.rows, np.int64) for file in dump.files}
     for unit in dump.units:
@@ -81,12 +81,12 @@ _PLACE_COLUMN = "\0place"
 
 @dataclass(frozen=True)
 class TrimThresholds:
-    """For each gate with `over: batch` and each step, the smallest value that the gate drops."""
+    """The threshold of each gate with `over: batch` at each step: the smallest value that the gate drops."""
 
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
-    def on(self, batch: TokenBatch, run: str) -> TokenBatch:
-        """Add the thresholds of each step to a batch. Rows without a run name belong to `run`."""
+    def add_to(self, batch: TokenBatch, run: str) -> TokenBatch:
+        """Return a copy of the batch with each row's thresholds. Rows without a run name belong to `run`."""
         if not self.thresholds:
             return batch
         trims = {gate: np.full(len(batch), np.inf) for gate in self.thresholds}
@@ -97,15 +97,15 @@ class TrimThresholds:
 
 
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
-    """Compute the thresholds of gates with `over: batch` for all steps, in an additional pass over the dump."""
+    """Compute the threshold of each gate with `over: batch` at each step, in an additional pass over the dump."""
     gates = _batch_gates(corrections)
     units = dump.units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
 
 
 def apply_trims(batch: TokenBatch, corrections: Iterable[Correction]) -> TokenBatch:
-    """Add the thresholds of gates with `over: batch` to a batch that contains whole steps."""
-    return _collect_trims(_batch_gates(corrections), [(batch, "")]).on(batch, "")
+    """Add the thresholds of gates with `over: batch` to a batch, which must contain all rows of its steps."""
+    return _collect_trims(_batch_gates(corrections), [(batch, "")]).add_to(batch, "")
 
 
 def _batch_gates(corrections: Iterable[Correction]) -> list[Gate]:
@@ -153,7 +153,7 @@ GroupMayGrow = Callable[[str, LabelValue], bool]
 
 
 class UnitBatches:
-    """The batches of one block of rows (unit), read when they are needed."""
+    """Reads the batches of one block of rows (a unit) when the caller iterates."""
 
     def __init__(
         self, dump: Dump, unit: ReadUnit, micro_batches: MicroBatches | None = None, trims: TrimThresholds | None = None
@@ -167,7 +167,7 @@ class UnitBatches:
         return self.read(None)
 
     def read(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
-        """Yield the batches. Before each batch, call `watch` with the stored rows of the batch."""
+        """Yield the batches. Before each batch, call `watch` with the batch's rows as they are stored in the file."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:
@@ -176,10 +176,10 @@ class UnitBatches:
                     own = batch.file == file
                     numbers[own] = self._micro_batches[file][batch.rows[own]]
                 batch = replace(batch, columns={**batch.columns, "micro_batch": numbers})
-            yield self._trims.on(batch, self._unit.file.run)
+            yield self._trims.add_to(batch, self._unit.file.run)
 
     def rows(self) -> Iterator[Rows]:
-        """Yield the rows as they are stored, including masked tokens and bad values."""
+        """Yield the rows as they are stored in the file, including masked tokens and bad values."""
         for rows in self._dump.rows(self._unit, self.problems):
             self._count(rows)
             yield rows
@@ -250,7 +250,7 @@ class DumpReading:
         return cls(dump, corrections, **options)
 
     def parts(self, work: BatchTask) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """Yield the result of each part, and a function of (run, step): True if later parts may contain this step."""
+        """For each part, yield its result and a function of (run, step): True if a later part may contain the step."""
         may_grow, done, progress = _find_open_groups(self.dump.units), 0, self.options.get("progress")
         size = self._numbered_size
         micro_batches = None if size is None else number_micro_batches(self.dump, size)
@@ -269,7 +269,7 @@ class DumpReading:
 
 
 def _find_open_groups(units: Sequence[ReadUnit]) -> Callable[[int, str, LabelValue], bool]:
-    """Return a function of (part, run, step), which returns True if a later part may contain rows of this step."""
+    """Return a function of (part, run, step): True if a part after this part may contain rows of the step."""
     named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
     # for each run, from the last part to the first: its negated index (to search), and the range of steps in this part
     # and all later parts, from the footers of the files

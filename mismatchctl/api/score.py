@@ -1,4 +1,4 @@
-"""Score the sequences of a dump with a checkpoint, and store `reference_log_probs`."""
+"""Recompute the log-probs of a dump with a checkpoint, and store them as `reference_log_probs`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class SequencePiece:
-    """A piece of a file, which contains adjacent sequences."""
+    """Up to ROWS_PER_PIECE consecutive sequences of a file."""
 
     file: DumpFile
     number: int  # the piece is the `number`-th piece of the file, from 0
@@ -80,7 +80,7 @@ class SequencePiece:
 
     @cached_property
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
-        """Return the segments, the log ratio of each token [T], and flags that are true for valid tokens [T]."""
+        """Return the segments, the log ratio of each token [T], and an array that is true for valid tokens [T]."""
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
         segments = Segments.from_lengths(ListColumn.of(rollout).lengths)
         x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
@@ -94,7 +94,7 @@ _BOS_REMEDY = "record the token with which every text begins (BOS) as the prompt
 
 
 def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[DumpFile]:
-    """Open the files of a dump for scoring. Token ids must exist, and the columns in `without` must not exist."""
+    """Open the files of a dump for scoring. They must have token ids, and must not have the columns in `without`."""
     files = open_parquet_dump(place).files
     for file in files:
         if file.layout == "long":
@@ -154,7 +154,7 @@ class ScoreFolder:
     """The output folder with the scored pieces of a dump."""
 
     def __init__(self, place: Path, settings: ScoreSettings, *, force: bool = False) -> None:
-        """Check the output folder, but do not create it. A folder that contains other files is an error."""
+        """Check the output folder without creating it. It must not contain files that `score` did not write."""
         self._place, self._settings, self._force = place, settings, force
         if place.exists() and not place.is_dir():
             raise ConfigError(f"{place}: this is a file; choose a folder for the scored sequences")
@@ -215,14 +215,14 @@ def _set_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.Record
 
 @dataclass(frozen=True)
 class SequenceChoice:
-    """A choice of sequences to score, instead of all sequences."""
+    """Choice of the sequences to score: the worst sequences, or random sequences."""
 
     count: int  # number of sequences
-    worst: bool  # True: the sequences with the largest absolute sum of log ratios. False: random sequences
+    worst: bool  # True: the sequences whose summed log ratio is furthest from 0. False: random sequences
 
 
 def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> list[Bools]:
-    """Return one array of flags per file, which are true for the chosen rows."""
+    """For each file, return an array that is true for the chosen rows."""
     if choice is None:
         return [np.ones(file.rows, np.bool_) for file in files]
     parts = [[_sort_keys(piece, choice) for piece in read_pieces(file)] for file in files]
@@ -234,7 +234,7 @@ def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> lis
 
 
 def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
-    """Return a sort key for each sequence. The sequences with the smallest keys are chosen."""
+    """Return a key for each sequence. `select_rows` chooses the sequences with the smallest keys."""
     if choice.worst:
         segments, x, valid = piece.log_ratios
         return -np.abs(segments.sum(np.where(valid, x, 0.0)))
@@ -250,7 +250,7 @@ REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, 
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
-    """Write the chosen sequences of a dump as JSON lines, in order, and return their number."""
+    """Write the chosen sequences as JSON lines, in the order of the dump, and return their number."""
     files, written = open_scorable_files(place), 0
     with atomic_output(out) as temporary, temporary.open("w", encoding="utf-8") as lines:
         for file, rows in zip(files, select_rows(files, choice), strict=True):
@@ -266,7 +266,7 @@ def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None)
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """The numbers of sequences and tokens that `score` scored or left out."""
+    """Numbers of sequences and tokens after a call of `score`."""
 
     sequences: int
     tokens: int
@@ -284,10 +284,10 @@ def score(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreSummary:
-    """Write a copy of a dump to a folder, and add the column `reference_log_probs`.
+    """Write a copy of a dump with the column `reference_log_probs` to a folder.
 
-    Each piece is written completely or not at all. If a run was interrupted, the same call continues it. `force` scores
-    existing pieces again.
+    Each piece is written completely or not at all. To continue after an interruption, repeat the same call. `force`
+    scores existing pieces again.
     """
     if Path(out).resolve().is_relative_to(Path(place).resolve()):
         raise ConfigError(f"{out}: this folder is inside the input dump; choose another folder")

@@ -44,7 +44,7 @@ REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """The predictions that the user requested. None or () means that no prediction is requested."""
+    """Requested predictions. None or () requests no prediction."""
 
     batch: int | None = None  # sequences of a future batch
     lengths: tuple[int, ...] = ()  # response lengths in tokens
@@ -117,7 +117,7 @@ class SolvedThreshold:
     # 95% interval of the threshold. An end outside the grid is None. With one cluster, the interval is None.
     interval: tuple[float | None, float | None] | None = None
     reached: float | None = None  # value of the metric at the threshold
-    status: str = "ok"  # "ok", or the reason why the target cannot be met
+    status: str = "ok"  # "ok", or the reason why no threshold is given
 
 
 @dataclass(repr=False)
@@ -153,7 +153,7 @@ class Sweep(View):
 
     @property
     def runs(self) -> list[str]:
-        """Return the names of the runs, in order."""
+        """Return the names of the runs."""
         return list(self.overall["run"].unique(maintain_order=True))
 
     @property
@@ -162,7 +162,7 @@ class Sweep(View):
         return list(dict.fromkeys(axis.path for study in self.studies for axis in study.axes))
 
     def place(self, correction: str, point: int) -> dict[str, Any]:
-        """Return the values of the fields that vary, at one point of a correction."""
+        """Return the value of each varying field at one point of a correction."""
         study = self.study(correction)
         return dict(zip([axis.path for axis in study.axes], study.points[point], strict=True))
 
@@ -185,7 +185,7 @@ class Sweep(View):
         return pl.concat([self.overall.lazy(), self.groups], how="diagonal_relaxed")
 
     def to_json(self) -> str:
-        """Return strict JSON, as `mismatchctl sweep --json` prints it."""
+        """Return JSON without NaN and infinity, as `mismatchctl sweep --json` prints it."""
         table = replace_nonfinite_in_table(self.all_rows()).collect()
         data = {
             "format": FORMAT,
@@ -209,7 +209,7 @@ class Sweep(View):
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def rows(self, run: str, correction: str) -> pl.DataFrame:
-        """Return the rows of one run and one correction, ordered by point."""
+        """Return the rows of `overall` for one run and one correction, ordered by point."""
         return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
             "point", maintain_order=True
         )
@@ -233,7 +233,7 @@ _ROUNDING_BITS = 33  # ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Return a flag for each row of `costs` [P, objectives]: True if the row is on the Pareto front (low is good)."""
+    """For each row of `costs` [P, objectives], return True if it is on the Pareto front. Lower costs are better."""
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
     for row in np.lexsort(costs.T[::-1]):
@@ -248,10 +248,10 @@ def pareto_mask(costs: Float64s) -> Bools:
 def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.DataFrame:
     """Add the column `pareto`, which is true for the points on the Pareto front of each correction.
 
-    The objectives are the share of rejected tokens, the ESS of tokens, and the bias. For weights, the bias is the
-    change of the mean weight that the bound causes. For rejection, the bias is the remaining K3. Values are rounded to
-    about ten digits, because the other digits depend on the order of summation. If several points have equal values,
-    only the point with the loosest bounds is on the front.
+    The objectives are the share of rejected tokens, the ESS of tokens, and the bias. The bias of weights is how much
+    the bound changes the mean weight. The bias of rejection is the K3 of the kept tokens. Values are rounded to about
+    ten digits, because further digits depend on the order of summation. If several points have equal values, only the
+    point with the loosest bounds is on the front.
     """
     weighted = [study.name for study in studies if study.correction.weight is not None]
     gated = [study.name for study in studies if study.correction.gates]
@@ -288,7 +288,7 @@ def sort_by_cost(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def round_values(values: Float64s) -> Float64s:
-    """Round to about ten significant digits, because the other digits depend on the order of summation."""
+    """Round to about ten significant digits, because further digits depend on the order of summation."""
     mantissa, exponent = np.frexp(values)
     kept: Float64s = np.ldexp(np.round(np.ldexp(mantissa, _ROUNDING_BITS)), exponent - _ROUNDING_BITS)
     return kept
@@ -358,7 +358,7 @@ def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
 
 
 def format_threshold(value: Any) -> str:
-    """Format a threshold with enough digits to distinguish it from other thresholds."""
+    """Format a threshold with six significant digits."""
     if value is None:
         return DASH
     return f"{value:.{_THRESHOLD_DIGITS}g}" if isinstance(value, float) else str(value)
@@ -371,7 +371,7 @@ def format_point(study: Study, point: int) -> str:
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Return the metrics to show, with units. Two are always shown, the others only if they differ between rows."""
+    """Return (metric, unit) pairs: rejected tokens, ESS of tokens, and the other metrics that differ between rows."""
     always = ("rejected_tokens", "ess_token")
     differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
     return [(key, POINT_METRICS[key][0]) for key in differing]
@@ -389,7 +389,7 @@ def format_target(key: str, wanted: float) -> str:
 
 
 def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
-    """Describe one run: the point of each correction that rejects least, and the thresholds that meet each target."""
+    """Describe one run: each correction's point that rejects least, and each target's thresholds."""
     summaries = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
     found = "; ".join(filter(None, summaries))
     sentences = [
@@ -411,7 +411,7 @@ def _describe_target(target: SolvedThreshold) -> str:
 
 
 def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
-    """Describe the point on the Pareto front that rejects least."""
+    """Of the points on the Pareto front, describe the point that rejects least."""
     known = sort_by_cost([row for row in rows if row["pareto"]])
     if not known:
         return ""

@@ -30,7 +30,7 @@ _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "fa
 
 @dataclass(frozen=True)
 class ThresholdAxis:
-    """A field of a correction that varies, and its values."""
+    """A varying field of a correction, and its values."""
 
     # field such as `weight.clip.1`. If the field is a whole interval (`gates.0.keep`), a value x means [1/x, x]. For
     # statistics other than the ratio, it means [-x, x].
@@ -82,7 +82,7 @@ class ThresholdAxis:
 
 @dataclass(frozen=True)
 class Study:
-    """A correction and its fields that vary. `points` contains all combinations of values of these fields."""
+    """A correction and its varying fields. `points` contains all combinations of their values."""
 
     correction: Correction
     axes: tuple[ThresholdAxis, ...]
@@ -116,7 +116,7 @@ class Study:
         return self.grid.correction(point)
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """Return the versions of the rule that contains a field, and the index of the version at each point [P]."""
+        """Return the versions of the rule that contains the field `path`, and the index of each point's version [P]."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 
@@ -133,7 +133,7 @@ class Study:
 
     @cached_property
     def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
-        """For each rule with fields that vary, return the result of `variants`."""
+        """For each rule with a varying field, return its versions, and the index of each point's version [P]."""
         axes: dict[str, list[int]] = {}
         for number, path in enumerate(self.paths):
             axes.setdefault(_rule_of(path), []).append(number)
@@ -159,7 +159,6 @@ class Study:
         return self.correction.model_dump(mode="json")
 
     def _data(self, values: Mapping[str, AxisValue]) -> dict[str, Any]:
-        """Return the correction as plain data, with the given values."""
         data = {**self._whole}
         for path, value in values.items():
             _set_at_path(data, path, value, self._where)
@@ -175,7 +174,7 @@ class Study:
 
 
 def _rule_of(path: str) -> str:
-    """Return the rule that contains a field: `weight`, or a gate such as `gates.0`."""
+    """Return the path of the rule that contains a field: `weight`, or a gate such as `gates.0`."""
     first, _, rest = path.partition(".")
     number = rest.partition(".")[0]
     return f"gates.{int(number)}" if first == "gates" and number.isdecimal() else first
@@ -197,7 +196,7 @@ def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis
 
 
 def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, object]]) -> list[Study]:
-    """Return one study per correction. `vary` contains (field, values). Values may be a string, as for `--vary`."""
+    """Return one study per correction. `vary` contains (field, values): a list, or a string as for `--vary`."""
     if vary and not corrections:
         needed = wording(python="a correction to vary", command="--correction or --config")
         raise ConfigError(f"{option('vary')} needs {needed}")
@@ -231,7 +230,7 @@ def validate_study(study: Study) -> Study:
 
 
 def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
-    """Set a field of `data`. First copy the mappings and lists that contain the field: other points share them."""
+    """Set a field of `data`. The containers of the field are copied first, because other points share them."""
     parts = path.split(".")
     holder: Any = data
     for depth, part in enumerate(parts):
@@ -282,7 +281,7 @@ def _parse_value(text: str, where: str) -> AxisValue:
 def _default_study(
     name: str, about: str, rule: Mapping[str, Any], path: str, ends: tuple[float, float], usual: float
 ) -> Study:
-    """Return a study with 40 thresholds in a range, and the threshold that frameworks usually set."""
+    """Return a study with 40 thresholds between `ends`, and the threshold `usual` that frameworks usually set."""
     axis = ThresholdAxis.over(path, *ends, 40, log=True)
     values = sorted({*(value for value in axis.values if isinstance(value, float)), usual})
     return Study(parse_correction({"name": name, "about": about, **rule}), (replace(axis, values=tuple(values)),))

@@ -80,7 +80,7 @@ class ThresholdRule:
     threshold: Callable[[float], float]  # converts a distance (on the log scale, at least 0) to a threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return the distances that the rule compares with the threshold, and their masses: 1, or a count of tokens."""
+        """Return the distances that the rule compares with the threshold, and the tokens or sequences behind each."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
@@ -213,7 +213,7 @@ BracketValues = list[tuple[int, Float64s, Float64s]]
 
 @dataclass(frozen=True)
 class TargetBracket:
-    """A target for one run and one rule, and the two grid points between which a threshold meets the target."""
+    """A target for one run and one rule, and the two neighboring grid points between which the threshold lies."""
 
     run: str
     key: str
@@ -263,7 +263,7 @@ class TargetBracket:
 def find_brackets(
     grids: GridTables, runs: Iterable[str], wishes: Sequence[TargetValue]
 ) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
-    """For each target, find two grid points around the threshold. Also return the targets that cannot be met."""
+    """For each target, find the two grid points around the threshold. Also return the targets without a threshold."""
     found, missed, searches, unknown = [], [], list_searches(wishes), np.full(1, np.nan)
     for run in runs:
         measured = {
@@ -290,7 +290,7 @@ def find_brackets(
 
 
 def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
-    """Return the first and last grid point at which the metric may equal the target. Outside the grid, return None."""
+    """Return the ends of the threshold's interval, as distances. An end outside the grid is None."""
     places = np.flatnonzero(inside)
     low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
     return (None if low == 0 else float(_DISTANCE_GRID[low])), (
@@ -409,7 +409,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return pl.concat(ordered, how="diagonal_relaxed")
 
     def groups(self) -> pl.LazyFrame:
-        """Return the rows of all steps and `--by` values. If all labels are numbers, they are converted to numbers."""
+        """Return the rows of all steps and `--by` values. Labels are strings unless all of them are numbers."""
         whole = pl.concat(self._tables, how="diagonal_relaxed").lazy()
         numbers = [label for label in self._labels if isinstance(label, (int, float)) and not isinstance(label, bool)]
         if not numbers or len(numbers) + self._labels.count(None) < len(self._labels):
@@ -558,7 +558,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
-    """In one more pass, compute the metrics at each threshold that was found. For other targets, return no metrics."""
+    """Compute the metrics at each found threshold, in one more pass. A target without a threshold gets no metrics."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:
