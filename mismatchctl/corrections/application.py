@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import MISMATCH_SOURCE, ClampLevel, Correctio
 
 @dataclass(frozen=True)
 class Selection:
-    """The tokens that are flagged in `tokens` [T] and belong to a sequence that is flagged in `sequences` [S]."""
+    """Selected tokens: `tokens` [T] must be True for the token, and `sequences` [S] for its sequence."""
 
     segments: Segments
     sequences: Bools
@@ -38,7 +38,7 @@ class Selection:
         return np.where(self.sequences, self.segments.sum(masked), 0.0)
 
     def sum_log_ratio(self, log_ratio: NDArray[Any]) -> Float64s:
-        """Sum the log ratios of selected tokens. As in trainers, infinity times mask 0 gives NaN."""
+        """Multiply log ratios by the mask and sum them. An infinite log ratio times 0 is NaN, as in trainers."""
         masked = log_ratio if self.tokens is None else log_ratio * self.tokens
         return self.segments.sum(masked) * self.sequences
 
@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Values of one step for a gate with `over: batch`, which drops the largest values until the mean is low enough."""
+    """Token values of a step, for a gate that drops the largest values until the mean of the rest is in bounds."""
 
     gate: Gate
     count: int = 0  # number of the values inside the bound
@@ -66,7 +66,7 @@ class Trim:
     outside_values: tuple[Float64s, ...] = ()  # the values outside the bound
 
     def add_values(self, values: NDArray[Any]) -> Trim:
-        """Return a Trim that also contains these values. NaN counts as infinity."""
+        """Return a copy of this Trim with `values` added. NaN counts as infinity."""
         known = np.where(np.isnan(values), np.inf, values.astype(np.float64))
         inside = self._inside(known)
         count, total = self.count + int(inside.sum()), self.total + float(known[inside].sum())
@@ -77,7 +77,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value, how many dropped values equal it, and True if a smaller value is kept."""
+        """Return the smallest dropped value, how often it is dropped, and True if a smaller value is kept."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -87,7 +87,7 @@ class Trim:
         return least, int((ascending[stays:] == least).sum()), self.count > 0 or bool(ascending[0] < least)
 
     def threshold(self) -> float:
-        """Return the smallest value that is dropped. Equal values are all dropped or all kept."""
+        """Return a threshold: values at or above it are dropped. Equal values are all dropped or all kept."""
         least, _, less_stays = self.find_cut()
         return least if less_stays else math.nextafter(least, math.inf)
 
@@ -106,7 +106,7 @@ class GateOutcome:
 
 
 def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selection) -> GateOutcome:
-    """Return the tokens that a gate rejects. `selection`: the tokens to compute its statistic from."""
+    """Compute the statistic of a gate from the tokens in `selection`, and return the tokens that the gate rejects."""
     segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
     view = selection if gate.over != "segment" else selection.divide(segments)
     measured = measure_gate(gate, ratios, view, batch)
@@ -147,7 +147,7 @@ _PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_
 
 
 def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batch: TokenBatch) -> Float64s:
-    """Include tokens with a log ratio of -inf in the statistic of each segment."""
+    """Add the tokens with train probability 0 (log ratio -inf) to the statistic of each segment."""
     impossible = _count_impossible_tokens(gate.over, view.segments, batch)
     if impossible is None or gate.level == "token" or gate.statistic in _PROBABILITY_STATISTICS:
         return measured
@@ -176,7 +176,7 @@ def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batc
 
 
 def _count_impossible_tokens(over: str, segments: Segments, batch: TokenBatch) -> Ints | None:
-    """Count the tokens with a log ratio of -inf in each segment. For `over: prefix`, count them up to each token."""
+    """Count the tokens with train probability 0 per segment or, with `over: prefix`, before each token."""
     near = batch.impossible_near
     if over == "sequence":
         return batch.impossible
@@ -192,7 +192,7 @@ def _running_counts(view: Selection) -> Float64s:
 
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:
-    """Return the bounds of a gate. For the statistic `ratio`, return their logarithms."""
+    """Return the lower and upper bound of a gate. For the statistic `ratio`, return their logarithms."""
     low, high = gate.bounds
     if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN bounds and reject all tokens
         return math.inf, -math.inf
@@ -213,7 +213,7 @@ def replace_nonfinite_ratios(ratios: Ratios) -> Ratios:
 
 
 def adjacent_segments(batch: TokenBatch) -> Segments:
-    """Return segments of adjacent valid tokens. Tokens with train probability 0 separate segments."""
+    """Split each sequence at its masked tokens. A token with train probability 0 does not split a sequence."""
     near = batch.impossible_near
     gaps = np.flatnonzero(np.diff(batch.positions) != 1 if near is None else near[1:, 0]) + 1
     return replace(batch.segments, offsets=np.union1d(gaps, batch.segments.offsets))
@@ -254,7 +254,7 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
-    """Return the mean ratio minus 1 per segment or prefix."""
+    """Return the mean of (ratio - 1) over each segment or prefix."""
     if gate.over == "sequence" and view.tokens is None and gate.clamp != "none":
         return ratios.excess_sum / np.maximum(view.counts, 1)
     excess = ratios.exp_minus_one if gate.clamp == "none" else ratios.excess
@@ -266,7 +266,7 @@ def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Float64s:
-    """Compute the statistic of the tokens up to each token [T]. Unselected tokens are ignored."""
+    """Return the running minimum, maximum, mean or sum at each token [T]. Ignore tokens outside of `view`."""
     running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
     seen = np.asarray(view.expand())
     shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
@@ -306,7 +306,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return -log(u) per token or sequence. The random number u depends only on seed, file, row and position."""
+    """Return the log of a random factor >= 1 for each upper bound. It depends only on seed, file, row and position."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -383,12 +383,12 @@ class Weights:
 
     @property
     def are_ratios(self) -> bool:
-        """Return True if each weight, before its bound, is the ratio of its token."""
+        """Return True if each token has its own ratio as its weight, apart from the bounds."""
         return self.rule.level == "token" and self.rule.is_usual
 
     @cached_property
     def log_ratio(self) -> Float64s:
-        """Return the logarithm of each weight, before `_limit` and the bounds are applied."""
+        """Return the logarithm of each weight, before it is clamped and bounded."""
         rule, ratios = self.rule, self.ratios
         if rule.level == "token":
             return ratios.log_ratio
@@ -411,7 +411,7 @@ class Weights:
 
     @cached_property
     def raw_excess(self) -> Float64s:
-        """Return weight minus 1, before bounds are applied. For weights near 1, this is more exact than `raw` - 1."""
+        """Return (weight - 1) of unbounded weights. For weights near 1, this is more exact than `raw` - 1."""
         if self.are_ratios:
             return self.ratios.excess
         if self._limit == LOG_RATIO_BOUND:
@@ -426,7 +426,7 @@ class Weights:
 
     @cached_property
     def low(self) -> Bools:
-        """Return flags of weights that count as low: below `watch_low` if it is given, else below the lower bound."""
+        """Return True for each weight below `watch_low`. If `watch_low` is not set, use the lower bound instead."""
         return self.raw_excess + 1.0 < (self.rule.watch_low or self.rule.bounds[0])
 
     @cached_property
@@ -442,7 +442,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Apply the bounds to weights. `values` and the result are weights minus `origin`."""
+        """Apply the bounds to weights (`origin` 0), or to (weight - 1) (`origin` 1)."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:
@@ -454,18 +454,18 @@ class Weights:
         return np.where(where, bounded, values)
 
     def _sanitize(self, values: Float64s, origin: float) -> Float64s:
-        """Set NaN and infinite weights to 0 if the rule has `nonfinite: zero`."""
+        """Replace NaN and infinite weights by 0 if the rule has `nonfinite: zero`."""
         return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
-        """Sum `values` (one per token or per sequence) over the selected tokens of each sequence [S]."""
+        """Return the sum over the selected tokens of each sequence [S]. A value of a sequence counts once per token."""
         if self.per_token:
             return over.sum(values)
         return np.where(over.counts > 0, values, 0.0) * over.counts
 
 
 def normalization_divisor(mean: Float64s) -> Float64s:
-    """Return the number that weights are divided by: their mean, or 1 if the mean is almost 0. Trainers do the same."""
+    """Return the mean weight, or 1 if the mean is almost 0. As in trainers, weights are divided by this number."""
     return np.where(mean > _SMALLEST_MEAN, mean, 1.0)
 
 
@@ -532,7 +532,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Return flags of the sequences [S] whose smallest or largest ratio may be outside a bound."""
+    """Return True for each sequence [S] that may contain a token outside of the bounds of the weight or a gate."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight

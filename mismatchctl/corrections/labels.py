@@ -104,7 +104,7 @@ def bound_label(rule: Weight | Gate) -> str:
 
 
 def threshold_label(correction: Correction, path: str) -> str:
-    """Describe the rule that a field belongs to. For `gates.0.keep`, the text can be "geometric mean within 0.1%"."""
+    """Describe the weight or gate at a path. Example: `gates.0.keep` gives "geometric mean within 0.1%"."""
     kind, _, rest = path.partition(".")
     if kind == "weight" and correction.weight is not None:
         return weight_label(correction.weight)
@@ -115,7 +115,7 @@ def threshold_label(correction: Correction, path: str) -> str:
 
 
 def short_number(value: float) -> str:
-    """Format a threshold with three significant digits and a short exponent: 2, 0.999, 1e-4."""
+    """Format a threshold with three significant digits, or more near 1: 2, 0.999, 1.0002, 1e-4."""
     distance = abs(value - 1)  # must be visible, as in 1.0002
     digits = max(3, 1 - max(math.floor(math.log10(distance)), -9)) if distance > 0 and 0.5 < value < 2 else 3
     rounded = float(f"{value:.3g}")
@@ -126,7 +126,7 @@ def short_number(value: float) -> str:
 
 
 def _rejecting_token(gate: Gate) -> str:
-    """Describe which token makes a veto reject its sequence. If the gate is not a veto, return ""."""
+    """Describe the tokens that make a veto reject a sequence. For other gates, return ""."""
     if gate.over == "batch" or gate.statistic == "age":
         return ""
     name = "ratio" if gate.statistic == "ratio" else _STATISTIC_NAMES[gate.statistic]

@@ -60,7 +60,7 @@ class _CorrectionModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_flag_for_a_number(cls, data: Any) -> Any:
-        """Refuse `truncate: true`, because pydantic would read `true` as 1."""
+        """Refuse true and false as numbers, because pydantic would read `truncate: true` as 1."""
         for name, value in data.items() if isinstance(data, dict) else ():
             parts = value if isinstance(value, (list, tuple)) else (value,)
             if name != "inclusive" and any(part is True or part is False for part in parts):
@@ -217,7 +217,7 @@ class Gate(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if the gate uses only common options: no segments, no growing bounds, no random choice."""
+        """Return True if `over`, `limit`, `precision`, `widen`, `seed` and `when` have their default values."""
         given = (self.over, self.limit, self.precision, self.widen, self.seed, self.when)
         return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
 
@@ -330,7 +330,7 @@ class Weight(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if the weight rule uses only common options: no segments, no other `limit`, no `bound_where`."""
+        """Return True if `over`, `clamp`, `limit`, `sees`, `nonfinite` and `bound_where` have their default values."""
         given = (self.over, self.clamp, self.limit, self.sees, self.nonfinite, self.bound_where)
         return given == ("sequence", "aggregate", LOG_RATIO_BOUND, "original", "keep", None)
 
@@ -375,7 +375,7 @@ class Correction(_CorrectionModel):
 
     @property
     def sources(self) -> set[str]:
-        """Return the pairs of policies whose ratios the weight and the gates use, such as `train/rollout`."""
+        """Return the ratios that the weight and the gates use, such as `train/rollout`."""
         rules: list[Weight | Gate] = [*self._gates] if self.weight is None else [self.weight, *self._gates]
         return {rule.source for rule in rules}
 
@@ -401,7 +401,7 @@ class Correction(_CorrectionModel):
 
     @property
     def normalizes_micro_batches(self) -> bool:
-        """Return True if the weights are divided by their mean over each micro-batch."""
+        """Return True if the weights of each micro-batch are divided by their mean."""
         return (
             self.weight is not None and self.weight.normalize != "none" and self.weight.normalize_over == "micro_batch"
         )

@@ -1,4 +1,4 @@
-"""Presets, corrections from names and files, and the table that compares presets."""
+"""Create corrections from presets, names and files, and describe presets for a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mismatchctl.io.yaml import read_data
 
 @dataclass(frozen=True)
 class Preset:
-    """A named Correction, with the framework and document that it comes from."""
+    """A named Correction and its origin: a framework, a commit or a document."""
 
     correction: Correction  # its `name` is the name of the preset, its `about` a description
     framework: str = ""  # the framework that ships it. Empty for generic presets.
@@ -117,7 +117,7 @@ def format_bound(bound: float) -> str:
 
 
 def format_rule_name(rule: str, *bounds: float) -> str:
-    """Join the name of a rule and its bounds: `geo_1.01`, `veto_1e-4`."""
+    """Return the name of a rule with its bounds, such as `geo_1.01` or `veto_1e-4`."""
     return "_".join([rule, *map(format_bound, bounds)])
 
 
@@ -132,7 +132,7 @@ def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Corr
 
 
 def read_corrections(path: str | Path) -> list[Correction]:
-    """Read Corrections from a YAML or TOML file. The file contains a mapping, a list, or either in `corrections`."""
+    """Read a YAML or TOML file with one Correction or a list, at the top level or under the key `corrections`."""
     path = Path(path)
     data = read_data(path)
     items = data.get("corrections", data) if isinstance(data, dict) else data

@@ -22,7 +22,7 @@ Values = Any
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Layout of per-token values: one row per sequence."""
+    """Values per token as the caller gave them, split into one row per sequence."""
 
     rows: tuple[NDArray[Any], ...]  # values of each row
     original: Values  # the values as given, whose library, dtype and device `restore` uses
@@ -57,7 +57,7 @@ class TensorLayout:
         return np.concatenate([np.zeros(0), *self.rows]) if self.padded is None else self.padded.reshape(-1)
 
     def restore(self, flat: NDArray[Any]) -> Values:
-        """Return values, one per position, in the original layout, dtype and device. Boolean values stay boolean."""
+        """Return one value per position in the layout, dtype and device of `original`. Booleans stay booleans."""
         nested = getattr(self.original, "is_nested", False)
         if not nested and len(getattr(self.original, "shape", ())) == 2:
             return _to_library(self.original, flat.reshape(tuple(self.original.shape)))
@@ -155,7 +155,7 @@ class TensorBatch:
         return cls(layout, valid, batch)
 
     def restore(self, values: NDArray[Any]) -> Values:
-        """Return values of valid tokens in the original layout, with 0 elsewhere."""
+        """Return the values of valid tokens in the layout of the caller, with 0 at masked positions."""
         if len(values) == len(self.mask):
             return self.layout.restore(values)
         full = np.zeros(len(self.mask), values.dtype)
@@ -179,7 +179,7 @@ class TensorBatch:
 
 
 def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
-    """Return the weights of valid tokens as a trainer uses them: bounded, and divided by the mean of their group."""
+    """Return the bounded weights of valid tokens. If the correction normalizes, divide them by their mean per group."""
     weights, rule = block.token_weights(), correction.weight
     if rule is None or rule.normalize == "none":
         return weights
@@ -197,7 +197,7 @@ def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Seq
 
 
 def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
-    """Return the rows of each micro-batch. `micro_batches`: None, the rows per batch, or the batch name of each row."""
+    """Return the rows of each micro-batch. `micro_batches`: None, the rows per batch, or a name per row."""
     if micro_batches is None:
         return [np.arange(rows)]
     if isinstance(micro_batches, int) and micro_batches > 0:

@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 class File(Protocol):
-    """A dump file. Its content is read as data. Code that the file refers to is never run."""
+    """A dump file. Reading it never runs code from the file, for example code in a pickle."""
 
     @property
     def path(self) -> Path: ...
@@ -56,17 +56,17 @@ class File(Protocol):
     def has_keys(self, *names: str) -> bool: ...
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """Read a dict of padded columns, saved by torch, and iterate over its rows. Skip columns not in `names`."""
+        """Yield the rows of a dict of padded columns that torch saved. Read only the columns in `names`."""
 
     def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
-        """Read plain values and arrays from a pickle."""
+        """Read a pickle of plain values and arrays. Refuse classes and functions that are not in `known`."""
 
     def array(self, data: Any, dtype: Any, shape: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Layout of a framework's dump file. A dump without train log-probs must be joined with a file that has them."""
+    """Layout of a framework's dump file."""
 
     framework: str  # name for `--from`
     columns: Mapping[str, str]  # schema column -> name in the raw rows, besides `step` and `sequence_id`
@@ -89,7 +89,7 @@ class FileLayout:
 
     @property
     def rollout_only(self) -> bool:
-        """Return True if the files lack train log-probs, which must then be joined from other files."""
+        """Return True if the files lack train log-probs, so that users must join them with other files."""
         return "train_log_probs" not in self.columns
 
 
@@ -99,7 +99,7 @@ def read_layout(
     rows: Callable[[File], Iterator[Row]] | None = None,
     recognizes: Callable[[File], bool] = lambda file: True,
 ) -> FileLayout:
-    """Read the layout `name` from layouts.yaml in the module's folder. Default of `rows`: read padded columns."""
+    """Read the layout `name` from layouts.yaml in the module's folder. `rows` reads padded columns by default."""
     fields: dict[str, Any] = read_table(module, "layouts.yaml")[name]
     padded = {*fields["columns"].values(), "attention_mask"}
     return FileLayout(name, rows=rows or (lambda file: file.batch(padded)), recognizes=recognizes, **fields)
@@ -111,7 +111,7 @@ def to_array(value: Any) -> Any:
 
 
 def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
-    """Return the prompt without padding, or None if the attention mask lacks it. `width`: tokens of the response."""
+    """Return the prompt without padding, or None if `attention` does not cover all tokens. `width`: response length."""
     if attention is None or len(attention) != len(tokens):
         return None
     return tokens[:-width][attention[:-width] != 0]
@@ -154,7 +154,7 @@ _UNKNOWN = object()
 
 
 def is_typo_of(key: str, names: Iterable[str]) -> str:
-    """Return the first of `names` that differs from `key` by one or two letters, or ""."""
+    """Return the first of `names` that `key` may misspell, by one or two letters. Otherwise, return ""."""
     plain = _letters(key)
     for name in names:
         other = _letters(name)
@@ -248,7 +248,7 @@ _MOST_PARENTS = 8
 
 
 def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
-    """Find a file that a configuration refers to. `above`: also search parent folders and the working folder."""
+    """Find a file that a configuration refers to. With `above`, also search parent folders and the working folder."""
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
@@ -262,7 +262,7 @@ Dtype = Literal["float32", "float64"]
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Options of a replay (the framework's computation, repeated on the rows of a dump)."""
+    """Options of a replay. A replay repeats the framework's computation on the rows of a dump."""
 
     micro_batch_size: int | None = None  # rows per micro-batch if there is no column `micro_batch`. None: all rows
     dtype: Dtype = "float64"  # dtype of the computation. Most frameworks use float32.
@@ -304,7 +304,7 @@ class LoggedMetric:
 
     @property
     def measure(self) -> Measure | None:
-        """Return the definition of the metric, which can be compared with the definitions of mismatchctl's metrics."""
+        """Return the definition, for comparison with mismatchctl's metrics, or None if no metric is similar."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
@@ -316,11 +316,11 @@ _OPTIONAL_COLUMNS: list[Any] = [None, "", ""]
 
 @cache
 def read_metrics(module: str) -> dict[str, tuple[LoggedMetric, ...]]:
-    """Read the rows of a framework's names.yaml by section. Rows outside of a section have the section "".
+    """Read a framework's names.yaml: its rows, grouped by section. Rows outside of a section have the section "".
 
     A row is `name: [quantity, over, reduction, basis, like, values, when]`. The last three are optional. LoggedMetric
-    explains the fields. A name with `{a,b}` is short for two rows, one with `a` and one with `b`. `{}` in the reduction
-    or in `values` is replaced by the same `a` or `b`.
+    explains the fields. A name with `{a,b}` is short for two rows, one with `a` and one with `b`. In the reduction and
+    in `values`, `{}` is the `a` or `b` of the row.
     """
     from mismatchctl.measure.metrics.metric import Quantity
 
@@ -366,7 +366,7 @@ class Framework(ABC):
         return native, ()
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Return the keys that the framework knows, and options that other parts of the file's text imply."""
+        """Return `native` as the framework reads it, for example with renamed keys. `text`: the whole file."""
         return dict(native)
 
     def published_outcome(self, correction: Correction) -> str:
@@ -374,7 +374,7 @@ class Framework(ABC):
         return ""
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Return remarks on a correction, which are shown next to its results."""
+        """Return remarks to show next to the results of a correction."""
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
@@ -382,7 +382,7 @@ class Framework(ABC):
         return True
 
     def is_default_file(self, name: str) -> bool:
-        """Return True if a file of the framework contains only defaults."""
+        """Return True if a file with this name contains only defaults of the framework."""
         return False
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
@@ -403,18 +403,18 @@ class Framework(ABC):
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings. `unknown`: keys without a known value. "": any absent key may be set elsewhere."""
+        """Return the findings. `unknown`: keys with a value from outside the file, and "" if a file is missing."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Return the key of each gate's threshold in a configuration."""
+        """Return one dotted key per gate: the key that sets the gate's threshold."""
 
     @abstractmethod
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
         """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Map each logged name that cannot be computed to the data that it needs. For "", users get no warning."""
+        """Map logged names that cannot be computed to the missing data, or to "" if users need no warning."""
         return {}
 
     @abstractmethod
@@ -435,7 +435,7 @@ Version = TypeVar("Version", bound=CodeVersion)
 
 
 def find_dated_version(framework: str, versions: Sequence[Version], word: str) -> Version:
-    """Find a version by name, commit or date. `versions`: oldest first. An empty `word` means the newest version."""
+    """Find a version by name, commit or date. If `word` is empty, return the newest. `versions`: oldest first."""
     if word.lower() in ("", "head"):
         return versions[-1]
     for version in versions:

@@ -63,7 +63,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
 
 
 def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (file name, keys) for each file in one entry of `defaults:`. The file is merged below these keys."""
+    """Yield (file name, path of keys) for each file in an entry of `defaults:`. The file is merged at this path."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
@@ -80,7 +80,7 @@ def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two mappings. With `_override_: true`, a mapping in `above` replaces the mapping in `below`."""
+    """Merge two nested mappings. `above` takes precedence. A block with `_override_: true` is replaced, not merged."""
     made = dict(below)
     for key, value in above.items():
         both = isinstance(value, Mapping) and isinstance(made.get(key), Mapping)
@@ -141,7 +141,7 @@ def _launched(script: str, name: str) -> list[RawConfig]:
 
 
 def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
-    """Read calls of frameworks' configuration classes. The name is that of the called method, else of the file."""
+    """Read calls of frameworks' configuration classes. Name each after the called method, or else after the file."""
     found = []
     try:
         for class_name, whose in registry.CONFIG_CLASSES.items():
@@ -160,14 +160,14 @@ def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
 
 @dataclass(frozen=True, kw_only=True)
 class NativeConfig(RawConfig):
-    """A configuration in a framework's keys, with merged files and resolved values, and without unknown values."""
+    """A configuration in a framework's keys. Files are merged, interpolations resolved, and unknown values left out."""
 
     framework: Framework  # its framework, at the version that it was written for
     unknown: tuple[tuple[str, str], ...] = ()  # places that the framework reads, with expressions of unknown value
     descendant: str = ""  # the project that reuses the framework's keys, or empty
 
     def says_the_same(self, other: NativeConfig) -> bool:
-        """Return True if both configurations give the same correction. Repeated configurations are read only once."""
+        """Return True if both configurations give the same correction, so that one of them can be left out."""
         try:
             ours, theirs = (one.framework.correction(one.keys) for one in (self, other))
         except ConfigError:
@@ -255,7 +255,7 @@ def _size(keys: Mapping[str, Any]) -> int:
 
 
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
-    """Yield a unique name for each configuration. Equal names get the line number, and a counter within the line."""
+    """Yield a unique name for each configuration. To equal names, add the line, and a number if lines are equal."""
     names = [one.name for one in found]
     places = [f"{one.name}-line-{one.line}" for one in found]
     for number, (one, place) in enumerate(zip(found, places, strict=True)):
@@ -265,7 +265,7 @@ def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
 
 
 def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
-    """Return True if the keys can belong to a framework, or to any framework if the name is empty."""
+    """Return True if the keys can belong to the framework `name`. If `name` is empty, check all frameworks."""
     if not name:
         return registry.recognize(keys) is not None  # imports every framework
     framework = registry.load_framework_for(keys, name)
@@ -353,7 +353,7 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework. `nearest`: if the framework lacks a rule, list the differences."""
+    """Format a Correction as YAML of a framework. With `nearest`, list differences instead of raising an error."""
     head = [f"# {escape_terminal(correction.name)} as {framework.dated} reads it"]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])
     if unsaid:

@@ -36,7 +36,7 @@ class RelatedName:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """Location of the number for a metric name: the part of a Result (`source`), and the key in this part."""
+    """Location of a metric's value in a Result: a part of the Result (`source`), and a key in this part."""
 
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is mismatchctl's own key.
@@ -48,7 +48,7 @@ class MetricLookup:
 
 
 def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
-    """Return the meanings of a logged or documented name, with framework versions. The name may lack its prefix."""
+    """Return each meaning of a logged name, with the framework versions that use it. The name may lack its prefix."""
     found: dict[LoggedMetric, list[str]] = {}
     for adapter in load_adapters():
         for title, meanings in _find_newest(adapter.titles, name):
@@ -58,7 +58,7 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of a mismatch metric if the name means this metric in every framework, else None."""
+    """Return the key of the mismatch metric that a name means in all frameworks, or None if it is ambiguous."""
     if "/" not in name:  # ambiguous, unless it is a key of mismatchctl. Counts (`tokens`) are ambiguous, too.
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
     named = {item.measure for _, meanings in _iterate_meanings() for item in meanings if item.name == name}
@@ -84,7 +84,7 @@ def find_related_names(metric: Metric) -> list[RelatedName]:
 
 
 def resolve_metric(name: str, framework: str = "", correction: Correction | None = None) -> MetricLookup:
-    """Locate the number for a metric in a Result. `name`: mismatchctl's key, or a framework's name."""
+    """Find the location of a metric's value in a Result. `name`: mismatchctl's key, or a framework's name."""
     keys = _index_sources()
     name = canonical_name(name)
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
@@ -114,7 +114,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return mismatchctl's metric if all meanings describe it. Without normalization, bounded weights are final."""
+    """Return mismatchctl's metric if all meanings define it. Without normalization, bounded weights are also final."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:
@@ -141,12 +141,12 @@ def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
 
 
 def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[LoggedMetric, ...]]]:
-    """Return the newest version with a metric of this name, and the meanings of the name in this version."""
+    """Return [(version, meanings)] for the newest version that has this name, or an empty list."""
     return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 
 def _find_by_name(title: str, name: str) -> tuple[LoggedMetric, ...]:
-    """Return the meanings of a name in one version. Try the exact name, then any prefix, then without `/all`."""
+    """Return the meanings of a name in one version. Also find names with a prefix, and ignore `/all/` in `name`."""
     meanings = _load_meanings(title)
     same = tuple(item for item in meanings if item.name == name)
     found = same or tuple(item for item in meanings if item.name.endswith(f"/{name}"))
@@ -171,7 +171,7 @@ FACT_FIELDS = ("unit", "definition", "meaning", "source")
 
 
 def find_metrics(name: str | None = None) -> Sections:
-    """Return metrics by section: all, the metric with the key `name`, or metrics whose key contains the word `name`."""
+    """Return metrics by section. `name` is the key of a metric, or a word in keys. Without `name`, return all."""
     sections: Sections = {
         "The mismatch": list(MISMATCH_METRICS),
         **{pair.section: list(pair_metrics(pair)) for pair in PAIRS[1:]},

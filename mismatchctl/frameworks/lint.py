@@ -53,7 +53,7 @@ def _with_tuples(value: Any) -> Any:
 
 
 def make_finding(module: str, name: str, source: str, /, **values: Any) -> LintMessage:
-    """Create a finding from the entry `name` of traps.yaml. Names in braces are replaced by `values`."""
+    """Create a finding from the entry `name` of traps.yaml, and replace its placeholders by `values`."""
     trap = read_table(module, "traps.yaml")[name]
     consequence, fix = (trap[text].format(**values) for text in ("consequence", "fix"))
     return LintMessage(trap["level"], trap.get("place", ""), consequence, fix, source)
@@ -87,7 +87,7 @@ def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> s
 def check_bounds(
     correction: Correction, weight_place: str, gate_place: GatePlace, source: str
 ) -> Iterator[LintMessage]:
-    """Report bounds that no value can reach, empty intervals, and intervals that reject equal probabilities."""
+    """Report empty intervals, bounds that no value can reach, and bounds that exclude tokens without mismatch."""
     if (weight := correction.weight) is not None:
         low, high = weight.bounds
         if math.exp(LOG_RATIO_BOUND) < high < math.inf:

@@ -112,7 +112,7 @@ def or_zero(bound: FormBound) -> FormBound:
 
 
 def fill_form(form: Any, low: Any, high: Any) -> Any:
-    """Replace the placeholders in a form by the bounds."""
+    """Replace the placeholders LOW and HIGH in a form by the two bounds."""
     if isinstance(form, dict):
         return {name: fill_form(value, low, high) for name, value in form.items()}
     if isinstance(form, (list, tuple)):
@@ -170,7 +170,7 @@ class PlainFramework(Framework):
         return (self.block, *self.blocks) if self.block else self.blocks
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """Yield the mappings that may contain options, with their paths, in a full or partial configuration."""
+        """Yield (path, block) for each block that may contain options, in a full or partial configuration."""
         blocks = (place[start:] for place in self._places for start in range(len(place)))
         for place in dict.fromkeys(((), *blocks)):
             if isinstance(inner := find_value(native, *place), Mapping):
@@ -240,7 +240,7 @@ class PlainFramework(Framework):
         return made
 
     def _block(self, before: Options, name: str, place: Place, value: Any) -> Options:
-        """Merge the given values into the defaults of a block."""
+        """Check the value of a block in a file, and merge it into `before`."""
         where, usual = ".".join(place), self.options[name]
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self.title}: {where} must be a mapping of keys and values, found {value!r}")
@@ -253,7 +253,7 @@ class PlainFramework(Framework):
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
-        """Return options in the framework's spelling. Leave out each null that is the default of its option."""
+        """Return options in the framework's spelling. Leave out options that are null if null is their default."""
 
         def drop_nulls(values: Mapping[str, Any], usual: Mapping[str, Any]) -> Options:
             return {key: one for key, one in values.items() if one is not None or usual.get(key) is not None}
@@ -291,7 +291,7 @@ class PlainFramework(Framework):
     def metrics(self, run: ConfiguredStep) -> dict[str, float]: ...
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Return the step with the columns that this configuration reads."""
+        """Return the step, with the choice of columns that this configuration reads as `train` and `rollout`."""
         return ConfiguredStep(step, options, correction)
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
@@ -313,7 +313,7 @@ class PlainFramework(Framework):
             raise ConfigError(f"{self.title} does not take values of these types: {first_error_line(error)}") from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Return the options that express a Correction. Use the options it was read from, or else combine `forms`."""
+        """Return the options for a Correction: those it was read from, or else a combination of `forms`."""
         options = self._options_of(correction)
         if options is not None:
             return self.written(options), []
@@ -403,7 +403,7 @@ class PlainFramework(Framework):
 
 
 def make_off_policy_gate(limit: float, **more: Any) -> Gate:
-    """Create the gate of OPSM: it drops sequences with a negative advantage and a large drift."""
+    """Create the gate of OPSM. It drops sequences with a negative advantage if their mean K1 is above `limit`."""
     keep = (None, limit)
     return Gate(statistic="k1", level="mean", source="current/rollout", keep=keep, when="negative_advantage", **more)
 

@@ -76,7 +76,7 @@ def load_adapters() -> tuple[Adapter, ...]:
 
 
 def load_framework(name: str) -> Framework:
-    """Return a framework by `NAME` or `NAME@VERSION`. Each name has a default version."""
+    """Return a framework by `NAME` (in its default version) or `NAME@VERSION`."""
     framework, _, version = name.partition("@")
     return find_adapter(framework).load(version)
 
@@ -103,8 +103,8 @@ def load_presets() -> Mapping[str, Preset]:
     """Return all presets by name: first generic presets, then the presets of each framework.
 
     A presets.yaml is a list of releases. A release has a `version`, a `source`, and `presets` by name. A preset has a
-    description (`about`) and the framework's keys (`config`). Optional: its own `source`, an `alias`, the version that
-    reads the keys (`reader`), and how the framework's documentation differs from its code (`documented`).
+    description (`about`) and the framework's keys (`config`). It may also have its own `source`, an `alias`, a `reader`
+    (the version that reads the keys), and `documented` (how the framework's documentation differs from its code).
     """
     found = list(PRESETS)
     for adapter in load_adapters():
@@ -153,7 +153,7 @@ def find_preset(name: str) -> Correction:
 
 
 def list_settings(cause: str) -> tuple[str, ...]:
-    """List the settings that the advice on a cause mentions, for all frameworks."""
+    """Return the settings to check for a cause, one string per framework that has such settings."""
     advice = (read_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
     return tuple(words[cause] for words in advice if cause in words)
 
@@ -191,7 +191,7 @@ def _signs(framework: str) -> dict[str, Any]:
 
 
 def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return a score for each framework that a file may belong to. The most likely framework is first."""
+    """Return a score for each framework that a file may belong to, the most likely framework first."""
     bare = re.sub(r"(?m)^\s*#(?!SBATCH).*$", "", text)
     all_keys = [keys.keys() for keys in configurations]
     packages = _packages_of(path)
@@ -213,7 +213,7 @@ def is_clear(guesses: Mapping[str, int]) -> bool:
 
 
 def _packages_of(path: Path) -> set[str]:
-    """Return the names of the Python packages in whose source folders the file is."""
+    """Return the names of the Python packages that contain the file."""
     found = set()
     for folder in list(path.resolve().parents)[:_MOST_PARENTS]:
         for name in ("pyproject.toml", "setup.py", "setup.cfg"):
@@ -227,7 +227,7 @@ def _packages_of(path: Path) -> set[str]:
 
 
 def descendant_of(framework: str, text: str) -> str:
-    """Return the project in `text` that reuses the keys of this framework, or "". Example: rLLM reuses verl's keys."""
+    """Return the first project named in `text` that uses the keys of `framework` (as rLLM uses verl's keys), or ""."""
     named = _signs(framework)["descendants"]
     return next((name for name, pattern in named.items() if re.search(pattern, text, re.IGNORECASE)), "")
 

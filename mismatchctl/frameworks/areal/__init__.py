@@ -1,4 +1,4 @@
-"""Adapter of AReaL at two commits: 4aef98d8d818 in the old repository, and cbff54d645d2 (2026-08) in the new one."""
+"""Adapter of AReaL at commit 4aef98d8d818 (old repository) and commit cbff54d645d2 (2026-08, new repository)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 
 def _summarize(name: str, values: Array, where: Bools) -> dict[str, float]:
-    """Return the mean, minimum and maximum of the chosen values, without an infinite minimum or maximum."""
+    """Return the mean, minimum and maximum of the chosen values. Leave out an infinite minimum or maximum."""
     chosen = values[where]
     if not len(chosen):
         return {}
@@ -131,7 +131,7 @@ _PROXIMAL_COLUMN = "proximal_log_probs"
 
 
 def _interpolate(step: Step) -> Step:
-    """Add a column with log-probs of the policy before the last update, interpolated between rollout and current."""
+    """Add log-probs of the policy one update before `current`, interpolated between rollout and current."""
     rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
     age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
     moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)
@@ -144,7 +144,7 @@ def _rule(options: Options) -> Options:
 
 
 def _bound(options: Options, key: str, *metrics: str) -> float:
-    """Return the bound `key` of the rule. Return NaN if it is not a number, or if the rule has another metric."""
+    """Return the rule's `upper` or `lower`, or NaN if it is not a number or the rule's metric is not in `metrics`."""
     value: Any = _rule(options).get(key)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and (not metrics or _rule(options)["metric"] in metrics) else np.nan
@@ -179,7 +179,7 @@ class Areal(PlainFramework):
     }
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Check a configuration. Report a missing correction only if the file contains `use_decoupled_loss`."""
+        """Check a configuration. If it does not contain `use_decoupled_loss`, do not report a missing correction."""
         found = super().lint(native, unknown)
         return [one for one in found if one.place != "actor.rejection_sampling" or self.is_on(native)]
 
@@ -256,7 +256,7 @@ class Areal(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
-        """Return the log ratio of the update, the advantages, and flags of the tokens with a gradient (GSPO only)."""
+        """Return the log ratio of the update, the advantages, and for GSPO the flags of the kept tokens."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
         kept = run.keep

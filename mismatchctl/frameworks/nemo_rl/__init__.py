@@ -22,7 +22,7 @@ _PER_SEQUENCE = {"sequence_level_importance_ratios": True, "token_level_loss": F
 
 
 class NemoRl(PlainFramework):
-    """NeMo-RL: non-finite weights become 0. Only seq_logprob_error_threshold removes sequences from denominators."""
+    """NeMo-RL: non-finite weights become 0. Only seq_logprob_error_threshold takes sequences out of denominators."""
 
     forms = (
         *(
@@ -92,7 +92,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _at_padding(run: ConfiguredStep, ratio: Array) -> float:
-        """Return what padding adds to a masked sum of ratios: NaN if a padded row has an infinite ratio, else 0."""
+        """Return the number that padding adds to sums in NeMo-RL: NaN if a padded row has an infinite ratio, else 0."""
         infinite = run.segments.max(np.isinf(ratio)) > 0
         return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 
@@ -104,7 +104,7 @@ class NemoRl(PlainFramework):
         return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
 
     def _samples(self, run: ConfiguredStep) -> Any:
-        """Return flags of the rows that are not rejected. Rows without valid tokens count as not rejected."""
+        """Return True for each row that is not rejected as a whole, also for rows without valid tokens."""
         return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
 
     def _mean(self, run: ConfiguredStep, values: Array) -> float:
@@ -194,7 +194,7 @@ PADDED_COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logp
 
 
 def _unwrap(name: str, value: Any) -> Any:
-    """Unwrap a list of one value, as NeMo-RL writes for micro-batches of one row. Return other values unchanged."""
+    """Replace a list of one value by the value. NeMo-RL writes such lists for micro-batches of one row."""
     if not isinstance(value, list) or len(value) != 1 or (name in PADDED_COLUMNS and not isinstance(value[0], list)):
         return value
     return value[0]

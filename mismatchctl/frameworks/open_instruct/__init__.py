@@ -19,7 +19,7 @@ _MASK = {"rho_mask_lower_bound": or_zero(LOW), "rho_mask_upper_bound": or_zero(H
 
 
 class OpenInstruct(PlainFramework):
-    """open-instruct: drops tokens, then clamps log ratios to ±10. A packed row counts as one sequence."""
+    """open-instruct: log ratios are clamped to ±10. All sequences in a packed row count as one sequence."""
 
     forms = (
         {"rho_clamp_lower_bound": or_zero(LOW), "rho_clamp_upper_bound": or_zero(HIGH)},
@@ -57,7 +57,7 @@ class OpenInstruct(PlainFramework):
         return weight, (gate,)
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Prepare the step. As in open-instruct, NaN among the rollout log-probs is replaced by 1."""
+        """Prepare the step. As in open-instruct, rollout log-probs of NaN become 1."""
         return ConfiguredStep(step, options, correction, unknown=1.0)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:

@@ -35,7 +35,7 @@ _SCHEMES = (
 
 
 class OpenRlhf(PlainFramework):
-    """OpenRLHF: every rule has two bounds. Masked tokens still count in the denominators."""
+    """OpenRLHF: masked tokens still count in the denominators."""
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

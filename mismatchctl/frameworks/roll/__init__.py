@@ -28,7 +28,7 @@ def _filter_form(kind: str, what: str) -> Options:
 
 
 class Roll(PlainFramework):
-    """ROLL: one weight rule, and filters that each look at all valid tokens."""
+    """ROLL: one weight rule and several filters. A filter also checks the tokens that other filters reject."""
 
     forms = (
         {},
@@ -98,7 +98,7 @@ class Roll(PlainFramework):
         }
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute means of the ratio and other metrics. As in ROLL, some shares also count padding."""
+        """Compute the logged metrics. As in ROLL, some shares also count padding."""
         logged: dict[str, float] = {}
         for level, (ratio, apart) in self._levels(run).items():
             logged[f"actor/train_infer_ratio_{level}_mean@sum"] = self._mean(run, ratio)
@@ -124,7 +124,7 @@ class Roll(PlainFramework):
         return float(run.row_means(values).sum() / max((run.lengths > 0).sum(), 1))
 
     def _clipped(self, run: ConfiguredStep, flags: Any, level: str) -> float:
-        """Compute the share of clipped weights. As in ROLL, only the numerator counts masked positions and padding."""
+        """Compute the share of clipped weights. As in ROLL, its numerator includes masked positions and padding."""
         if level in ("geometric", "sequence"):
             return float(flags.sum() * run.width / max(run.tokens, 1))
         masked, bound = self._masked(run, level == "token"), run.options["is_weight"]["upper_bound"]
@@ -132,7 +132,7 @@ class Roll(PlainFramework):
 
     @staticmethod
     def _masked(run: ConfiguredStep, own: bool) -> tuple[Array, Array]:
-        """Return the log-probs at masked positions. Padding has log-prob 0."""
+        """Return rollout and train log-probs at masked positions and padding (0). Without `own`, all of them are 0."""
         padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
         if not own:
             return padding, padding
@@ -141,7 +141,7 @@ class Roll(PlainFramework):
         return rollout, train
 
     def _passed(self, run: ConfiguredStep, outcome: GateOutcome, passed: Any) -> float:
-        """Compute the share of kept tokens. As in ROLL, only the numerator counts masked positions and padding."""
+        """Compute the share of kept tokens. As in ROLL, its numerator includes masked positions and padding."""
         gate = outcome.gate
         if gate.level != "token" and gate.over == "sequence":
             rows = ~(outcome.low.sequences | outcome.high.sequences)

@@ -34,7 +34,7 @@ def _from_one(bound: Any) -> Any:
 
 
 class SkyRl(PlainFramework):
-    """SkyRL applies the veto, token mask, weight and sequence mask, in this order. They do not change denominators."""
+    """SkyRL applies veto, token mask, weight, sequence mask (in this order). Rejected tokens count in denominators."""
 
     # fmt: off
     forms = (
@@ -125,7 +125,7 @@ class SkyRl(PlainFramework):
         return tuple(outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout")
 
     def _loss_drops(self, run: ConfiguredStep) -> Any:
-        """Return the tokens that the mask of the loss drops. In DPPO, this depends on the sign of the advantage."""
+        """Return the tokens that the loss rollout_is or dppo drops. dppo also checks the sign of the advantage."""
         drops = np.zeros(run.tokens, np.bool_)
         for outcome in run.applied.gates:
             if outcome.gate.source != "current/rollout":
@@ -145,7 +145,7 @@ class SkyRl(PlainFramework):
 
     @staticmethod
     def _weighed(run: ConfiguredStep) -> ConfiguredStep:
-        """Return the step without the sequence mask. SkyRL computes the weights before it applies this mask."""
+        """Return the step without the sequence mask, because SkyRL computes the weights before it applies this mask."""
         rules = run.correction
         early = tuple(gate for gate in rules.gates if gate.sees == "original")
         return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))
