@@ -88,7 +88,7 @@ def read_rows(
 
 
 def _find_file(dump: Dump, path: str) -> DumpFile:
-    """Return the file whose path equals `path` or ends with it."""
+    """Return the file whose path is `path` or ends with `path`."""
     same = [file for file in dump.files if file.path == path or file.location == os.path.abspath(path)]
     same = same or [file for file in dump.files if file.location.endswith(os.sep + path.lstrip("./"))]
     if len(same) != 1:

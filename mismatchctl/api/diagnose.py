@@ -30,7 +30,7 @@ def diagnose(
     by: Sequence[str] = (),
     **options: Unpack[ReadOptions],
 ) -> Diagnosis:
-    """Diagnose the mismatch of each run. Invalid values are not errors here, but evidence.
+    """Diagnose the mismatch of each run. Invalid values are evidence of a cause, not errors.
 
     In each column in `by`, the diagnosis finds values (such as one worker) whose mismatch differs from the others.
     """

@@ -161,7 +161,7 @@ def _split_snippet(code: str) -> dict[str, str]:
 
 
 def find_source(file: str, root: Path | None) -> Path | None:
-    """Find a framework's source file in `root`, or if `root` is None in the working directory or installed packages."""
+    """Find a framework's source file in `root`, or by default in the working directory and installed packages."""
     parts = Path(file).parts
     package = next(part for part in parts if part != "src")
     folders = [root] if root else [Path.cwd(), *_package_parents(package)]

@@ -319,7 +319,7 @@ CONVERGENCE_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction whose gradient counts as unbiased. The bias of other corrections is relative to it."""
+    """The correction whose gradient counts as unbiased. A bias is the distance from this gradient."""
 
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
@@ -334,7 +334,7 @@ class BiasReference:
 
 
 def choose_reference(sample: RunSample) -> BiasReference:
-    """Choose sequence weights truncated at 10, or token weights if the truncation changes the mean weight too much."""
+    """Choose the reference: truncated sequence weights if their mean is near 1, otherwise truncated token weights."""
     k_hat = sequence_k_hat(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))
     mean = float(apply_to_sample(_SEQUENCE_REFERENCE, sample).weights.mean())

@@ -99,7 +99,7 @@ class ClusterTables:
         return name if of == MISMATCH_NAME else f"{of}_{name}"
 
     def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
-        """Return the cluster table of the run. If different steps were merged, the rows lack steps."""
+        """Return the cluster table of the run. If steps were merged, the rows do not contain a step."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}

@@ -427,7 +427,7 @@ class LoggedSteps:
         self._open: dict[RunStep, list[pa.Table]] = {}
         self._logged: dict[RunStep, dict[str, dict[str, float]]] = {}
         self.refused: dict[str, str] = {}  # correction -> why the framework cannot apply it
-        self.unavailable: dict[str, str] = {}  # logged name -> the missing data, without which it is not computed
+        self.unavailable: dict[str, str] = {}  # logged name -> the missing data that the value needs
 
     def add(self, parts: StepTables) -> None:
         for step, table in parts:
@@ -487,7 +487,7 @@ LoggedValues = Mapping[str, Sequence[float | None]]
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Subtract `offset`, the delay of the framework's log, from the logged steps if the log then agrees better."""
+    """Subtract `offset` (the delay of the log) from the logged steps if more values then agree with the dump."""
     if not offset:
         return log
 

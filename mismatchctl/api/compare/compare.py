@@ -354,7 +354,7 @@ class PartMeans:
 
     @classmethod
     def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
-        """Put the columns into the order of `keys`. `own` lists the parts in the present order of the columns."""
+        """Put the columns into the order of `keys`. `own` contains their current order."""
         where = {key: index for index, key in enumerate(own)}
         found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
         tokens, k3, se = np.array(found, np.float64)
@@ -461,7 +461,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
-    """Find the parts that cause most of the change of K3, if their share of the first run's K3 is much smaller."""
+    """Find the parts with most of the change of K3, but with a much smaller share of the first run's K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None

@@ -32,7 +32,7 @@ estimate is up to 0.1 too high for heavy tails."""
 _MAX_FACTOR = 100.0  # the search stops at this change
 _POWER_DRAWS = 1024
 _MAX_EXACT_CLUSTERS = 64  # if a dump has more clusters, they are merged. This has little effect on means.
-_MIN_RESOLVED_LEVEL = 0.01  # for smaller levels, the number of draws is too small. This level is scaled instead.
+_MIN_RESOLVED_LEVEL = 0.01  # smaller levels need more draws, so the threshold at this level is scaled instead
 _SEED = 20251122  # fixed, so that equal data gives equal answers
 _POWER_QUANTILE = NormalDist().inv_cdf(STATED_POWER)
 _LOST_INDEX = 3  # index of the statistic "lost" in `k3_statistics`
@@ -93,7 +93,7 @@ class _SimulatedGate:
         return self._sizes.least_p <= self._level and math.isfinite(value) and value > 0 and finite
 
     def detects(self, factor: float) -> bool:
-        """Return True if the gate detects a rise by `factor` in at least the share TARGET_POWER of the draws."""
+        """Return True if the gate detects a rise by `factor` in at least TARGET_POWER of the simulated dumps."""
         values, weights = self._plant(factor)
         pairs = np.arange(self._shared)
         ways = np.concatenate([pairs, pairs + self._second]), np.concatenate([pairs + self._second, pairs])
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return the number of clusters for a significant failure. If `baseline` is None, both dumps have the same ones."""
+    """Return the minimum number of clusters for a significant failure. Default: the dumps have the same clusters."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1
