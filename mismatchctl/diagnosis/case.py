@@ -1,4 +1,4 @@
-"""The state of a diagnosis: a sample of the tokens of a run, and the tokens for which a cause was already found."""
+"""State of a diagnosis: a sample of a run's tokens, and which of them an earlier test already explains."""
 
 from __future__ import annotations
 
@@ -24,20 +24,17 @@ _SMALLEST_DOUBT = 0.02  # 1 - p below which a token is nearly certain. Added to 
 class Case:
     """A sample of the tokens of a run. A test for a cause sees only the tokens that no earlier test explains.
 
-    Arrays have one value per sampled token [T], per sampled sequence [S], or per unexplained token [N]. For each
-    unexplained token, `where` is the index of its sequence, `place` its index among the unexplained tokens of this
-    sequence, `r` and `t` are the log-probs of rollout and trainer, and `x` is t - r. For each sequence, `counts` is the
-    number of unexplained tokens, and `starts` the index of the first one.
+    Arrays have one value per sampled token [T], per sampled sequence [S], or per unexplained token [N].
 
     Attributes:
-        rollout: Log-probs of the rollout [T]. If an earlier test has repaired a fault, these are the repaired values.
-        train: Log-probs of the trainer [T], also repaired.
+        rollout: Log-probs of the rollout [T], as corrected by earlier tests.
+        train: Log-probs of the trainer [T], as corrected by earlier tests.
         sound: True for the unexplained tokens [T]. They are valid, and both log-probs are finite.
         reshaped: True if an earlier test found a cause that changes every log-prob, such as a temperature.
         filled: True if an earlier test found a cause that affects all tokens.
         left_out: For each column, the values (for example worker names) for which an earlier test found a cause.
         explained: The causes that earlier tests found with medium or high confidence.
-        whole_k3: The sum of K3 before the first test.
+        whole_k3: The sum of K3 over all valid tokens, before the first test.
         growth: A function that returns the growth of K3 over the steps of the whole run.
     """
 
@@ -63,7 +60,7 @@ class Case:
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def relabelled(self, **labels: Any) -> Case:
-        """Return a copy with other labels, for example `explained`. The copy keeps the cached statistics."""
+        """Return a copy with other values of some fields, such as `explained`. The copy keeps the cached statistics."""
         other = replace(self, **labels)
         measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
@@ -91,28 +88,28 @@ class Case:
         return values if len(self.index) == len(values) else values[self.index]
 
     @cached_property
-    def where(self) -> Ints:
+    def where(self) -> Ints:  # index of the sequence of each token [N]
         return self._sound(self.sequence)
 
     @cached_property
-    def x(self) -> Float64s:
+    def x(self) -> Float64s:  # log ratio [N]
         return self.t - self.r
 
     @cached_property
-    def t(self) -> Float64s:
+    def t(self) -> Float64s:  # log-probs of the trainer [N]
         return self._sound(self.train)
 
     @cached_property
-    def r(self) -> Float64s:
+    def r(self) -> Float64s:  # log-probs of the rollout [N]
         return self._sound(self.rollout)
 
     @property
     def sides(self) -> tuple[tuple[str, Float64s, Float64s], ...]:
-        """Return, for each side, its name, its log-probs, and the log-probs of the other side [N]."""
+        """Return for each side (name, its own log-probs [N], the other side's log-probs [N])."""
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def reread(self, side: str, values: Float64s, sequences: Bools) -> Case:
-        """Return a copy in which `values` [T] are the log-probs of one side, in the given sequences only."""
+        """Return a copy in which `values` [T] replace the log-probs of one side in the given sequences."""
         column = np.where(sequences[self.sequence], values, getattr(self, side))
         return self.repaired(rollout=column) if side == "rollout" else self.repaired(train=column)
 
@@ -120,7 +117,7 @@ class Case:
         return float(np.median(np.abs(self.x[self.each(sequences)])))
 
     @cached_property
-    def counts(self) -> Ints:
+    def counts(self) -> Ints:  # number of unexplained tokens per sequence [S]
         return np.bincount(self.where, minlength=self.size)
 
     @cached_property
@@ -132,7 +129,7 @@ class Case:
         return self.segments.offsets[:-1]
 
     @cached_property
-    def place(self) -> Ints:
+    def place(self) -> Ints:  # index among the unexplained tokens of the sequence [N]
         return self.segments.places
 
     @cached_property
@@ -162,12 +159,12 @@ class Case:
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Return the logarithm of |`standard`|, the noise of each token [N]. Its mean is robust to heavy tails."""
+        """Return log(|`standard`| + 0.05) for each token [N]. Heavy tails have little effect on its mean."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property
     def doubtful(self) -> Bools:
-        """Return True for unexplained tokens whose probability is not close to 1 [N]."""
+        """Return True for tokens whose trainer probability is below 0.98 [N]."""
         found: Bools = self.t < np.log1p(-_SMALLEST_DOUBT)
         return found
 
@@ -176,7 +173,7 @@ class Case:
         return self.segments.spread(values)
 
     def marked(self, chosen: Any) -> Bools:
-        """Return flags for all tokens [T]. `chosen` contains flags or indices of unexplained tokens."""
+        """Convert flags [N] or indices of unexplained tokens to flags of all tokens [T]."""
         found = np.zeros(len(self.sound), np.bool_)
         found[self.index[chosen]] = True
         return found
@@ -185,11 +182,11 @@ class Case:
         return self.segments.sum(values)
 
     def means(self, values: NDArray[Any]) -> Float64s:
-        """Return the mean of `values` in each sequence, or 0 if the sequence has no unexplained token."""
+        """Return the mean of `values` [N] in each sequence [S], or 0 if the sequence has no unexplained token."""
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean of `values` over the tokens in `part`, in each sequence. Without such tokens, it is 0."""
+        """Return for each sequence the mean of `values` over its tokens in `part`, or 0 if it has none there."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -200,7 +197,7 @@ class Case:
         return None if column is None or column.dtype == object else self.each(np.asarray(column, np.float64))
 
     def clustered_z(self, values: NDArray[Any]) -> float:
-        """Return the mean of values [N], divided by its cluster-robust standard error."""
+        """Return the mean of `values` [N] divided by its cluster-robust standard error."""
         if not len(values):
             return 0.0
         centre = values.mean()
@@ -238,16 +235,16 @@ class Case:
 
     @cached_property
     def suspicious_runs(self) -> ConstantRuns:
-        """Find runs of four or more equal log-probs, and single zeros, if the other side has very different values."""
+        """Find four or more equal log-probs in a row, or a zero, if the other side has very different log-probs."""
         found = [_find_constant_runs(self, values) for values in (self.r, self.t)]
         return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
 
     @cached_property
     def systematic_share(self) -> tuple[float, float]:
-        """Return the share of the variance of the log ratio that depends only on the token id, and a z-score.
+        """Return the share of the log ratio's variance that the token id explains, and a z-score.
 
-        Different model weights shift each token of the vocabulary, while noise depends on the context. Therefore, the
-        same token in different sequences is compared. The standard error comes from random sign flips.
+        Different model weights give a token similar log ratios in all sequences, but noise does not. The z-score comes
+        from random sign flips of whole sequences.
         """
         ids = self.rows.extra_columns.get("token_ids")
         if ids is None or len(self.x) < 200:
@@ -290,7 +287,7 @@ class Case:
 
     @cached_property
     def certain_tokens_differ(self) -> bool:
-        """Return True if nearly certain tokens differ like other tokens. Noise in the logits does not cause this."""
+        """Return True if nearly certain tokens have large log ratios too. Noise in the logits cannot cause this."""
         size, unsure = np.abs(self.x), (self.t > _UNSURE_RANGE[0]) & (self.t < _UNSURE_RANGE[1])
         if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
             return False
@@ -302,7 +299,7 @@ class Case:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Return True if the rollout has fewer unlikely tokens than random sampling would give."""
+        """Return True if the rollout has far fewer unlikely tokens than random sampling would give."""
         doubt = float(-np.expm1(np.minimum(self.r, 0.0)).sum())
         return float((self.r < -3.0).sum()) < 0.02 * doubt
 
@@ -320,13 +317,13 @@ class Case:
 
     @cached_property
     def is_one_sided(self) -> bool:
-        """Return True if one side has the higher log-probs for likely tokens and also for unlikely tokens."""
+        """Return True if the same side has the higher log-probs for likely and for unlikely tokens."""
         likely, _, unlikely, _ = self.coherence
         return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > 0.7
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Correlate, over token ids, the mean log ratio with the policy's next update. Return value and z-score."""
+        """Correlate a token id's mean log ratio with its change in the next update. Return value and z-score."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -349,7 +346,7 @@ class Case:
 
     @cached_property
     def row_kinds(self) -> RowKinds | None:
-        """Divide the rows into two kinds, with a small and a large mismatch. Return None if there is only one kind."""
+        """Divide the rows into rows with a small and rows with a large mismatch, or return None if all are similar."""
         if self.noise < _KINDS_MIN_NOISE:
             return None
         odd = self.place % 2 == 1
@@ -407,7 +404,7 @@ class Case:
         return better
 
     def fit_within_rows(self, values: Float64s, used: Bools) -> tuple[float, float, int]:
-        """Regress `loudness` on `values` within rows. Return the slope, its error, and the number of rows used."""
+        """Regress `loudness` on `values` within rows. Return slope, standard error, and number of rows used."""
         values = np.where(used, values, 0.0)
         across, up = ((part - self.each(self.part_means(part, used))) * used for part in (values, self.loudness))
         product, square = self.sums(across * up), self.sums(across * across)
@@ -416,7 +413,7 @@ class Case:
         return slope, float(np.sqrt(((product - slope * square) ** 2).sum())) / whole, int((square > 0).sum())
 
     def break_at_turns(self, found: Bools, split: Ints) -> bool:
-        """Return True if most of the `found` sequences change (at token `split`) where a turn starts."""
+        """Return True if a turn starts near token `split` in most of the `found` sequences."""
         turn = self.turns
         if turn is None or not found.any():
             return False
@@ -451,7 +448,7 @@ Found = TypeVar("Found")
 
 
 def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
-    """Compute a statistic once per case. It must not depend on labels, because `relabelled` copies share it."""
+    """Cache a statistic of a case. Copies made by `relabelled` share the cached value."""
     key = f"_{measure.__name__}"
 
     @wraps(measure)
@@ -476,7 +473,7 @@ _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50
 
 @dataclass(frozen=True)
 class ConstantRuns:
-    """Runs of equal log-probs. `first` is the index of the first token, and `off` the mean |log ratio| of the run."""
+    """Stretches of consecutive tokens with equal log-probs. `off` is the mean |log ratio| of each stretch."""
 
     first: Ints
     length: Ints
@@ -516,7 +513,7 @@ def _find_constant_runs(case: Case, values: Float64s) -> ConstantRuns:
 
 
 def is_placeholder(value: float) -> bool:
-    """Return True if code probably wrote this number: it has at most two decimals, or is far below any log-prob."""
+    """Return True if a log-prob is probably a placeholder: it has at most two decimals or is below -100."""
     return bool(value == round(value, 2) or value < -100)
 
 
@@ -530,7 +527,8 @@ def quantile_bins(values: NDArray[Any], number: int) -> Ints:
 class Calibration(NamedTuple):
     """E[ratio] - 1 (`excess`) and E[1 / ratio] - 1 (`inverse`), with z-scores.
 
-    `excess` is near 0 if the tokens were sampled from the rollout's distribution, and `inverse` if from the trainer's.
+    `excess` is near 0 if the tokens were sampled from the rollout's distribution. `inverse` is near 0 if they were
+    sampled from the trainer's distribution.
     """
 
     excess: float
@@ -540,7 +538,7 @@ class Calibration(NamedTuple):
 
 
 class Coherence(NamedTuple):
-    """Mean sign of the log ratios of likely and of unlikely tokens: 1 if all are positive, -1 if all are negative."""
+    """Signs of the log ratios of likely and of unlikely tokens, from -1 (all negative) to 1 (all positive)."""
 
     likely: float
     likely_z: float
@@ -555,7 +553,7 @@ _KINDS_MIN_TOKENS = 5
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Two kinds of rows. The mismatch of the `louder` rows is `times` as large as the mismatch of the other rows."""
+    """Rows with a large mismatch (`louder`). `times`: their mismatch divided by the mismatch of the other rows."""
 
     louder: Bools
     times: float

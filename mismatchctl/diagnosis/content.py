@@ -19,7 +19,7 @@ IDENTITY_COLUMNS = ("model", "engine")
 _PROBES = 16
 _MOST_ROWS = 1 << 20
 _HASHED_AT_ONCE = 1 << 11
-"""Number of sequences whose probed tokens are in the CPU cache at a time."""
+"""Number of sequences hashed at a time, so that their hashed tokens fit in the CPU cache."""
 _MOST_NAMES = 8
 _VOCABULARY_BINS = 64
 
@@ -27,23 +27,18 @@ RECORDING_DOUBTS = frozenset({
     "clamped", "wrong_log_base", "probabilities_not_logs", "cumulative", "sequence_means", "constant_column",
     "unmasked_padding", "log_densities", "wrong_sign", "packed_columns", "length_mismatch",
 })  # fmt: skip
-"""Causes which mean that a column has other values than its name says."""
+"""With each of these causes, a column does not contain what its name says."""
 
 
 @dataclass(frozen=True)
 class SequenceHashes:
-    """Hashes of the sequences of a run, which show repeated sequences. If there are many, only the lowest are kept.
+    """Hashes of a run's sequences, to find repeated sequences. A large run keeps only its lowest hashes."""
 
-    A part has four arrays [S]: the hash of a sequence's valid tokens, its number of tokens, its file and its row.
-    `total` is the number of all sequences with valid tokens. `identified` is the number of sequences with token ids.
-    `responses` is the sum of the hashes of these ids modulo 2^64.
-    """
-
-    parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()
-    total: int = 0
+    parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()  # hash, number of valid tokens, file and row [S]
+    total: int = 0  # number of sequences with valid tokens
     tokens: int = 0
-    responses: int = 0
-    identified: int = 0
+    responses: int = 0  # sum of the hashes of all responses' token ids, modulo 2^64
+    identified: int = 0  # number of sequences with token ids
     models: frozenset[str] = field(default_factory=frozenset)
     engines: frozenset[str] = field(default_factory=frozenset)
 
@@ -81,26 +76,26 @@ class SequenceHashes:
 
     @cached_property
     def lowest(self) -> tuple[Hashes, Ints, Ints, Ints]:
-        """Return the arrays of a part for the sequences with the lowest hashes, sorted by hash, file and row."""
+        """Merge the parts into one, sorted by hash, file and row. Keep only the lowest hashes."""
         hashes, sizes, file, row = (np.concatenate(each) for each in zip(*self.parts, strict=True))
         order = np.lexsort((row, file, hashes))[:_MOST_ROWS]
         return hashes[order], sizes[order], file[order], row[order]
 
 
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
-    """Hash the length and 16 valid tokens of each sequence.
+    """Hash the length of each sequence and the log-probs of 16 of its valid tokens.
 
-    If a sequence is so likely that it can be sampled twice by chance, its hash includes its ids.
+    A short sequence of likely tokens may be sampled twice by chance. Therefore, its hash also includes its ids.
     """
     kind = np.result_type(rows.rollout, rows.train, np.float32)
     with np.errstate(invalid="ignore"):
         both = np.clip(np.stack([values.take(tokens) for values in (rows.rollout, rows.train)]), -1e4, 1e4, dtype=kind)
     both[np.isnan(both)] = 0.0
-    # steps per nat: copies with other rounding have the same hash
+    # 128 steps per nat, so that copies with other rounding have the same hash
     coarse, fresh = np.rint(both * 128), np.diff(places, axis=1, prepend=-1) > 0
     informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=1) >= 6
     probed = np.where(informative[:, None], coarse, both).astype(np.float64) + 0.0
-    salts = np.arange(2 * _PROBES, dtype=np.uint64).reshape(2, 1, _PROBES)  # one mixture is faster than one per probe
+    salts = np.arange(2 * _PROBES, dtype=np.uint64).reshape(2, 1, _PROBES)  # one call is faster than one per token
     hashes = mix_hashes(probed.view(np.uint64), salts).sum(axis=(0, 2), dtype=np.uint64)
     hashes = mix_hashes(hashes, sizes.astype(np.uint64))
     surprise = -np.maximum(both[0], -50.0).mean(axis=1, dtype=np.float64) * sizes
@@ -112,7 +107,7 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
 
 
 def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
-    """Hash step, prompt id and sequence id. Without a sequence id, the hash contains file and row."""
+    """Hash the step, prompt id and sequence id of each sequence, or its file and row if it has no sequence id."""
     ids = rows.columns.get("sequence_id")
     place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
     if ids is None:
@@ -126,7 +121,7 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
 
 
 def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[int, int]:
-    """Hash length, sum of the token ids and 16 of the ids of each sequence. Return the sum and the number of hashes."""
+    """Hash each response (length, sum of token ids, 16 token ids). Return the sum and the number of the hashes."""
     ids = rows.extra_columns.get("token_ids")
     if ids is None or ids.ndim != 1 or not len(some):
         return 0, 0
@@ -200,7 +195,7 @@ def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
 
 
 def _measure_holes(rows: Rows) -> float:
-    """Return the share of masked tokens between the first and last valid token of their row."""
+    """Return the share of masked tokens among the tokens from the first to the last valid token of each row."""
     index = np.flatnonzero(rows.mask)
     bounds = np.searchsorted(index, rows.segments.offsets)
     some = np.flatnonzero(np.diff(bounds))

@@ -23,7 +23,8 @@ class Detection:
     Attributes:
         share: Share of the total |log ratio| that the cause explains. It is computed from `tokens` if these are set.
         where: The affected tokens, in words. The default is "all" if `everywhere` is true.
-        examples: Indices of sampled sequences that show the cause. `positions` is a token position in each of them.
+        examples: Indices of sampled sequences that show the cause.
+        positions: A token position in each of the examples.
         places: More examples, from the whole dump.
         rivals: For each other possible cause, a measurement that shows which of the two causes is right.
         tokens: True for the tokens that the cause explains [T].
@@ -31,7 +32,7 @@ class Detection:
         k3: Share of K3 that the cause explains, if it cannot be computed from `leaves`.
         everywhere: True if the cause affects all tokens.
         outside_k3: True if the cause affects data that K3 does not include.
-        symptom_of: A cause that would also explain this result. If it is found, the two results are merged.
+        symptom_of: Another cause of which this result may be a symptom. If it is found too, the results are merged.
     """
 
     confidence: Confidence
@@ -74,14 +75,14 @@ STATISTICS = {
 def make_fact(
     name: str, value: SupportsFloat | str | None, meaning: str = "", *, against: bool = False, interval: Any = None
 ) -> Fact:
-    """Create a fact with its value rounded to four digits. Without a `meaning`, use the entry of `STATISTICS`."""
+    """Create a fact, and round its value to four digits. Without a `meaning`, use the text in `STATISTICS`."""
     ends = None if interval is None else (round_value(interval[0]), round_value(interval[1]))
     shown = value if value is None or isinstance(value, str) else round_value(value)
     return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning or STATISTICS[name])
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """Create a fact: the share of `found` in `among`. The 95% interval also covers `perhaps`, which are uncertain."""
+    """Create a fact: the share of `found` in `among`. In its 95% interval, `perhaps` may belong to `found` or not."""
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:

@@ -35,16 +35,16 @@ class UnitRows(Protocol):
     """One part of a dump, for example a file."""
 
     def rows(self) -> Iterator[Rows]:
-        """Yield all rows. They include masked tokens and bad values."""
+        """Yield all rows, including masked tokens and bad values."""
 
 
 @dataclass
 class EvidenceCollector:
-    """Evidence of each run. `tokens` is the approximate number of tokens of each run, `size` the size of its sample."""
+    """Collector of the evidence of each run."""
 
     by: tuple[str, ...] = ()
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    size: int = MIN_SAMPLE
+    tokens: Mapping[str, int] = field(default_factory=dict)  # approximate number of tokens per run
+    size: int = MIN_SAMPLE  # number of tokens in a sample
     runs: dict[str, Evidence] = field(default_factory=dict)
 
     def watch(self, rows: Rows) -> None:
@@ -72,7 +72,7 @@ class EvidenceCollector:
     def findings(
         self, run: str, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
-        """Return the causes of one run, strongest first, and the errors of both sides if the dump has a reference."""
+        """Return a run's causes, strongest first, and the errors of both sides if the dump has a reference column."""
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
@@ -89,7 +89,7 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Create a collector. Token counts are rounded to powers of two, so a growing dump rarely gets a new sample."""
+    """Create a collector. It rounds token counts to powers of two, so that a growing dump keeps its sample."""
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run
@@ -112,7 +112,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
     @property
     def next(self) -> dict[str, list[NextStep]]:
-        """Return the steps of a layer comparison for each run whose fault may be in a layer of the model."""
+        """Return instructions for a layer comparison, for each run whose fault may be in a layer of the model."""
         steps = {}
         for run, found in self.runs.items():
             surer = {finding.cause for finding in found if finding.confidence != "low"}
@@ -122,7 +122,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
         return {run: own for run, own in steps.items() if own}
 
     def to_data(self, reports: Sequence[LayerReport] = ()) -> dict[str, Any]:
-        """Return the content of the JSON. If there are `reports` of layer comparisons, they replace `next`."""
+        """Return the content of the JSON. If `reports` of layer comparisons are given, they replace `next`."""
         parts = {"layers": reports, "logit_noise": self.logit_noise} if reports else {"next": self.next}
         every = [finding for found in self.runs.values() for finding in found]
         content = _Content.model_validate({"findings": every, "sides": self.sides, **parts}).model_dump(mode="json")
@@ -154,12 +154,12 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
 
 class _Content(BaseModel):
-    """All findings. The findings of a run are sorted, strongest first. With several runs, each finding has a `run`.
+    """All findings, strongest first within each run. With several runs, each finding has a `run`.
 
-    `sides` contains the errors of both sides for each run. `next` contains instructions for comparing layers, for each
-    run with a possible fault in a layer. If reports of layer comparisons are given, `layers` and `logit_noise` replace
-    `next`. `layers` contains the conclusion of each report. `logit_noise` is the size of random errors in the logits
-    that would cause the log ratios of a run. Only `findings` is always present.
+    `sides` contains the errors of rollout and trainer for each run. `next` contains instructions for comparing layers,
+    for each run with a possible fault in a layer. If reports of layer comparisons are given, `layers` and `logit_noise`
+    replace `next`. `layers` contains the conclusion of each report. `logit_noise` is the size of random errors in the
+    logits that would cause the log ratios of a run. Only `findings` is always present.
     """
 
     model_config = ConfigDict(extra="forbid", title="Diagnosis")

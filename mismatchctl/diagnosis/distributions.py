@@ -21,20 +21,17 @@ _TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 
 @dataclass(frozen=True)
 class Truncation:
-    """A truncation of the rollout (top-k, top-p or min-p) that was estimated from lists of likely tokens.
+    """A truncation of the rollout (top-k, top-p or min-p) that was estimated from lists of likely tokens."""
 
-    `setting` describes it in words. `mass` is the mean probability mass that it keeps.
-    """
-
-    setting: str
+    setting: str  # in words
     name: str
     value: float
     interval: tuple[float, float]
-    mass: float
+    mass: float  # mean probability mass that the truncation keeps
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return the log-probs of likely tokens in the rollout and on the other side [N, k], and their sequences [N]."""
+    """Return log-probs of likely tokens, in the rollout and on the other side [N, k], and sequence indices [N]."""
     a, b = case.rows.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.extra_columns)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
@@ -45,7 +42,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate a temperature and its 95% interval from lists of likely tokens, if it explains most of the mismatch."""
+    """Estimate a temperature and its 95% interval from lists of likely tokens. Return None if none fits well."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -69,7 +66,7 @@ def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 @cached_on_case
 def estimate_truncation(case: Case) -> Truncation | None:
-    """Find a truncation of the rollout in its lists of likely tokens. Excluded tokens have no probability there."""
+    """Find the rollout's truncation in its lists of likely tokens, where removed tokens have probability 0."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -94,7 +91,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
 
 
 def _find_top_k(a: Float64s, kept: Bools) -> int | None:
-    """Return k if top-k explains the lists: all have k tokens, or more if the last tokens are equally likely."""
+    """Return k if nearly all lists have k tokens. A list may have more if its last tokens are equally likely."""
     counts = kept.sum(axis=1)
     k = int(np.quantile(counts, _TRUNCATION_QUANTILE))
     ranked = -np.sort(-a, axis=1)
@@ -111,7 +108,7 @@ def _estimate_top_p(b: Float64s, kept: Bools) -> tuple[float, str, float, float]
 
 
 def _estimate_min_p(a: Float64s, b: Float64s, kept: Bools, gone: Bools) -> tuple[float, str, float, float]:
-    """Estimate min-p from the rollout's log-probs `a`. `b` are the log-probs of the other side."""
+    """Estimate min-p from the log-probs of the rollout (`a`) and of the other side (`b`)."""
     least = np.where(kept, a, np.inf).min(axis=1) - np.where(kept, a, -np.inf).max(axis=1)
     most = np.where(gone, b, -np.inf).max(axis=1) - np.where(kept, b, -np.inf).max(axis=1)
     ends = np.quantile(most, 1 - _TRUNCATION_QUANTILE), np.quantile(least, _TRUNCATION_QUANTILE)
@@ -126,26 +123,21 @@ _SMALLEST_DOUBT = 1e-3
 
 @dataclass(frozen=True)
 class PowerFit:
-    """A fit of the sampler's distribution as a power p^b of the other side's distribution p. The exponent is b.
-
-    The mean of ratio - 1 should be 0 in each group of contexts. `misfit` is the largest of these means divided by the
-    mean |ratio - 1|, and `misfit_z` its z-score. `impossible` is the share of tokens whose probability does not fit any
-    context.
-    """
+    """A fit of the sampler's distribution as p^`exponent`, where p is the other side's distribution."""
 
     exponent: float
     interval: tuple[float, float] | None
-    misfit: float
-    misfit_z: float
-    impossible: float
+    misfit: float  # largest |mean of ratio - 1| in a group of contexts (0 if the fit is exact) / mean of |ratio - 1|
+    misfit_z: float  # largest z-score of these means
+    impossible: float  # share of tokens with probabilities that contradict the fit in any context
 
 
 def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None:
     """Fit the exponent b in q = p^b / Z to tokens that were sampled from q.
 
-    `other` contains log p and `sampled` contains log q. Z is a different constant in each context. It cancels, because
-    the mean of p / q is 1 in every context: b = E[(p / q - 1) log q] / E[(p / q - 1) log p]. The interval is an
-    Anderson-Rubin interval, which is also valid if p / q - 1 varies little.
+    `other` contains log p and `sampled` contains log q. Each context has another Z, which cancels in b = E[(p / q - 1)
+    log q] / E[(p / q - 1) log p], because the mean of p / q - 1 is 0 in every context. The result contains an Anderson-
+    Rubin interval of b, which is also valid if p / q - 1 varies little.
     """
     ratio = np.expm1(np.clip(other - sampled, -20, 20))
     weights = ratio * ratio
@@ -169,7 +161,7 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
 
 
 def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> float:
-    """Return the share of tokens with q < p^b / (p^b + (1 - p)^b), which no context with the power b allows."""
+    """Return the share of tokens with q < p^b / (p^b + (1 - p)^b). If q = p^b / Z and b > 1, there are none."""
     known = (other < -_SMALLEST_DOUBT) & (sampled < -_SMALLEST_DOUBT)
     if not known.any():
         return 1.0
@@ -213,25 +205,20 @@ def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class TemperatureFit:
-    """The temperature of the rollout relative to the trainer.
-
-    `steepness` is 1 if the log-probs of unlikely tokens scale as expected at this temperature, and 0 if they only shift
-    by a constant. `small` is true if the noise is at most twice the noise that bfloat16 causes. `listed` is true if the
-    estimate comes from recorded lists of likely tokens or from equal contexts.
-    """
+    """The temperature of the rollout relative to the trainer."""
 
     case: Case
     temperature: float
     interval: tuple[float, float] | None
-    steepness: float = 1.0
+    steepness: float = 1.0  # 1 if the log-probs of unlikely tokens scale with 1 / temperature, 0 if they only shift
     steepness_error: float = 0.0
     misfit: float = 0.0
     misfit_z: float = 0.0
     impossible: float = 1.0
-    small: bool = False
+    small: bool = False  # the noise is at most twice the noise that bfloat16 causes
     certain: bool = True
     sure: bool = True
-    listed: bool = True
+    listed: bool = True  # estimated from recorded lists of likely tokens or from equal contexts
 
     @property
     def refuted(self) -> bool:
@@ -263,7 +250,7 @@ class TemperatureFit:
 
     @property
     def plainly_scaled(self) -> bool:
-        """Return True if a temperature is the only explanation: the steepness or the fit over all contexts is clear."""
+        """Return True if the steepness, or the fit over all contexts, shows clearly that there is a temperature."""
         fits = self.fits or (0 < self.misfit_z < 5.0 and len(self.case.x) >= 3000)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
@@ -283,7 +270,7 @@ def _find_sampler(ratio: Calibration) -> str:
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
-    """Find a temperature. It changes the log-probs of likely and of unlikely tokens in opposite directions."""
+    """Find a temperature. It moves the log-probs of likely and of unlikely tokens in opposite directions."""
     if len(case.x) < 200 or case.column_correlation < UNRELATED_CORRELATION:
         return None
     read, same = estimate_scale(case), compare_same_contexts(case)
@@ -350,7 +337,7 @@ def _fit_case(case: Case) -> PowerFit | None:
 
 
 def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit:
-    """Set the temperature. Measure the steepness of unlikely tokens at this temperature, and its standard error."""
+    """Set the temperature of a fit, and measure `steepness` and its standard error at this temperature."""
     case, expected = found.case, 1 / temperature - 1
     chosen = (case.t < _TAIL_RANGE[1]) & (case.t > _TAIL_RANGE[0])
     t, r = case.t[chosen], case.r[chosen]
@@ -364,10 +351,10 @@ def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit
 
 
 def _exponents(case: Case) -> Float64s:
-    """Return logit(rollout) / logit(train) for unlikely tokens, a bound of the exponent b in rollout ~ train^b.
+    """Return logit(rollout) / logit(train) for unlikely tokens, to estimate the exponent b in rollout ~ train^b.
 
-    The bound equals b if one token has all other probability. Otherwise, it is closer to 1, so the bounds farthest from
-    1 are the best estimate. Unlike the mean ratio of `fit_power`, a truncation hardly changes these bounds.
+    If one other token has all the remaining probability, this ratio equals b. Otherwise, it is closer to 1. Therefore,
+    the ratios farthest from 1 are the best estimates. A truncation hardly changes them.
     """
     p, q = case.t[case.rare], np.minimum(case.r[case.rare], -1e-9)
     return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
@@ -376,15 +363,15 @@ def _exponents(case: Case) -> Float64s:
 SAME_SURE_EXPLAINED = 0.95
 """A temperature explains at least this share of the variance of log ratios within contexts. Penalties explain less."""
 _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
-"""Half of the variance and the mean of log(p / threshold) over removed tokens, if these form an exponential tail."""
+"""Half the variance, and the mean, of log(p / threshold) for removed tokens that form an exponential tail."""
 
 
 @cached_on_case
 def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
-    """Fit r = b t + c to different tokens after the same prompt and prefix. Return b, its 95% interval, and a share.
+    """Fit r = b t + c to different tokens after the same prompt and prefix, with another c in each context.
 
-    In one context, normalization and kept mass only change c, so a truncation does not change b. The share is the part
-    of the variance of log ratios within contexts that b explains.
+    Return b, its 95% interval, and the share of the log ratios' variance within contexts that b explains. A truncation
+    changes c, but not b.
     """
     ids = case.rows.extra_columns.get("token_ids")
     if ids is None:
@@ -426,11 +413,11 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
 def estimate_kept_mass(case: Case, b: float) -> tuple[Float64s, Float64s]:
     """Estimate the probability mass that the truncation keeps, if the rollout samples from p^b.
 
-    Return the kept mass per token [N], and one value for each group of contexts with several likely tokens.
+    Return the kept mass per token [N], and estimates of top-p from groups of contexts with several likely tokens.
 
-    In one context, u = p^b / q is the same for all kept tokens. Contexts with a similar u form a group. In a group,
-    means of p / q, p log p / q and 1 / q are sums over the kept tokens. If the entropy is recorded, it gives the mean
-    log-prob of the removed tokens. The second value is reduced by half of the smallest kept probability, because top-p
+    The ratio p^b / q is the same for all kept tokens of a context. Contexts with a similar ratio form a group. In a
+    group, the mean of p / q is the sum of p over the kept tokens. A recorded entropy gives the mean log-prob of the
+    removed tokens. An estimate of top-p is the kept mass minus half of the smallest kept probability, because top-p
     keeps a little more than p.
     """
     entropy = case.token_column("entropy")

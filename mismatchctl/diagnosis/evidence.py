@@ -19,13 +19,13 @@ from mismatchctl.measure.sums import Hashes, merge_parts, mix_hashes
 
 sum_level_terms = CompiledLoop("mismatchctl.measure.kernels.loops", "sum_level_terms")
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
-"""Tokens of a run's sample: a share of the dump within bounds."""
+"""Minimum and maximum number of tokens in a run's sample, and the share of the dump that is sampled."""
 MAX_PLACES = 3
 _HASH_PROBES = 8
 LEVEL_CAP = 1.0
-"""Maximum value of each |log ratio| in the level of a sequence."""
+"""In the level of a sequence, a larger |log ratio| counts as this value."""
 LAG_COLUMN = "lag"
-"""The column `train_version` minus `rollout_version`."""
+"""Column name for `train_version` minus `rollout_version`."""
 
 GroupValue = str | int | float | bool | None
 LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
@@ -33,7 +33,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of flagged tokens, number of sequences that contain them, and the first places (file, row, position)."""
+    """Number of flagged tokens, number of their sequences, and the first of them as (file, row, position)."""
 
     tokens: int = 0
     sequences: int = 0
@@ -41,7 +41,7 @@ class Tally:
 
     @classmethod
     def of(cls, rows: Rows, marks: Bools) -> Tally:
-        """Count the marked tokens [T] of some rows."""
+        """Count the tokens of `rows` for which `marks` [T] is true."""
         marked = np.flatnonzero(rows.segments.max(marks) > 0)
         end = rows.segments.offsets[marked[:MAX_PLACES][-1] + 1] if len(marked) else 0
         first = np.flatnonzero(marks[:end])[:MAX_PLACES]
@@ -62,7 +62,7 @@ FlagFunction = Callable[[Rows], Mapping[str, Tally]]
 class RowSample:
     """A sample of whole rows with about `size` tokens: the rows whose content has the lowest hashes.
 
-    Rows with equal content have equal hashes, so either all of them are in the sample or none.
+    Rows with equal content have equal hashes, so the sample contains either all of them or none.
     """
 
     parts: tuple[tuple[Hashes, Rows], ...]
@@ -70,7 +70,7 @@ class RowSample:
 
     @classmethod
     def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> RowSample:
-        """Sample some rows of a run. If the run's size `tokens` is known, drop most rows that will not be needed."""
+        """Sample the rows of one part of a run. `tokens` is the number of tokens in the whole run (0: unknown)."""
         order = np.lexsort((rows.rows, rows.file, hashes))
         lengths = np.maximum(rows.segments.lengths[order], 1)  # a row without tokens takes memory too
         before = np.cumsum(lengths) - lengths
@@ -109,7 +109,7 @@ class RowSample:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence about one run. Rows whose lists differ in length are counted in `unfit` and nowhere else."""
+    """Evidence about one run. Rows whose lists differ in length are only counted in `unfit`."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     cells: LevelSums = field(default_factory=dict)
@@ -183,7 +183,7 @@ def _hash_rows(rows: Rows) -> Hashes:
     some = np.flatnonzero(rows.segments.nonempty)
     last, found = rows.segments.lengths[some] - 1, hashes[some]
     tokens = rows.segments.offsets[some, None] + last[:, None] * np.arange(_HASH_PROBES) // (_HASH_PROBES - 1)
-    with np.errstate(invalid="ignore"):  # a NaN of padding may be one that signals
+    with np.errstate(invalid="ignore"):  # padding may contain signaling NaNs
         both = [(values.take(tokens.T) + 0.0).astype(np.float64) for values in (rows.rollout, rows.train)]
     for rollout, train in zip(*(values.view(np.uint64) for values in both), strict=True):
         found = mix_hashes(mix_hashes(found, rollout), train)
@@ -192,16 +192,12 @@ def _hash_rows(rows: Rows) -> Hashes:
 
 
 class LevelTerms(NamedTuple):
-    """Sums over the valid tokens of each sequence [S].
+    """Sums over the valid tokens of each sequence [S]."""
 
-    `finite` counts tokens with a finite log ratio, and `identical` tokens whose two log-probs are equal. `size` is the
-    sum of |log ratio| (at most LEVEL_CAP each) and `certain` the sum of the train probabilities of the finite tokens.
-    """
-
-    finite: Ints
-    identical: Ints
-    size: Float64s
-    certain: Float64s
+    finite: Ints  # number of tokens with a finite log ratio
+    identical: Ints  # number of tokens with equal log-probs on the two sides
+    size: Float64s  # sum of min(|log ratio|, LEVEL_CAP)
+    certain: Float64s  # sum of the trainer's probabilities of the finite tokens
 
 
 def measure_levels(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> LevelTerms:
@@ -219,7 +215,7 @@ def measure_levels(segments: Segments, rollout: Floats, train: Floats, valid: Bo
 
 
 def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> Float64s:
-    """Compute the LevelTerms [4, S] with NumPy. The result is the same as that of the compiled loop."""
+    """Compute the LevelTerms [4, S] with NumPy, with the same result as the compiled loop."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(np.subtract(train, rollout, dtype=np.float64))
         prob = np.exp(np.minimum(train, 0.0, dtype=np.float64))
@@ -236,12 +232,12 @@ def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
     """Return sums for a regression of the mismatch of sequences on their length, by (column, step, value).
 
-    Each sequence has four terms: 1, the level, the log of its length, and the log of the mean of 1 - p. The level is
-    the log of the summed |log ratio|, divided by the sum that noise of equal size in all logits would cause. Each value
-    [4, 4] contains the products of all pairs of terms, summed over the sequences of one step that have this value in
-    the column. For the column "", these are all sequences of the step.
+    A sequence has four terms: 1, its level, log(number of tokens), and log(mean of 1 - p). Its level is log(sum of |log
+    ratio| / sum of 1 - p), because equal noise in all logits causes log ratios in proportion to 1 - p. The array of a
+    key [4, 4] contains the products of all pairs of terms, summed over the sequences that have this step and this value
+    in the column. The column "" contains all sequences of a step.
     """
-    some = (levels.finite > 0) & (levels.size > 0)  # a sequence that agrees to the bit has no noise to measure
+    some = (levels.finite > 0) & (levels.size > 0)  # a sequence with identical log-probs has no noise
     counts = levels.finite[some]
     expected = 1.02 * counts - levels.certain[some]
     level = np.log(levels.size[some] / expected)
@@ -255,7 +251,7 @@ def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelS
             continue
         keys = np.full(len(steps), None, object) if values is None else values[some]
         new = (steps[1:] != steps[:-1]) | (keys[1:] != keys[:-1])
-        starts = np.flatnonzero(np.append(True, new)[: len(steps)])  # runs of equal pairs
+        starts = np.flatnonzero(np.append(True, new)[: len(steps)])  # first of consecutive sequences with an equal pair
         pairs = list(zip(steps[starts].tolist(), keys[starts].tolist(), strict=True))
         known = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
         sums = np.zeros((len(known), *moments.shape[1:]))
@@ -273,13 +269,13 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
 
 
 def read_column(rows: Rows, name: str) -> NDArray[Any]:
-    """Return a column with one value per sequence [S]. If the dump does not have it, each value is None."""
+    """Return a column with one value per sequence [S]. If the column does not exist, all values are None."""
     values = rows.columns.get(name)
     return np.full(len(rows), None, object) if values is None else values
 
 
 def _concatenate(parts: Sequence[Rows]) -> Rows:
-    """Concatenate rows. Token columns that only some of the parts have are left out."""
+    """Concatenate parts. A token column that is missing in one of the parts is left out."""
     first = parts[0]
 
     def join(values: Iterable[NDArray[Any]]) -> NDArray[Any]:

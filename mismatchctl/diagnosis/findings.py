@@ -45,7 +45,7 @@ def find_causes(
 
 
 def _without_tokens(evidence: Evidence, files: Mapping[int, str]) -> list[Finding]:
-    """If no row can be compared, return the finding about rows whose lists have different lengths."""
+    """Report rows whose lists have different lengths, for a run that has no other rows."""
     if evidence.unfit is None:
         return []
     none = np.zeros(0)
@@ -106,7 +106,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """If the two columns are unrelated on all unexplained tokens, limit the confidence of other causes to medium."""
+    """If the columns are unrelated on the unexplained tokens, lower high confidence in small causes to medium."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found
@@ -148,7 +148,7 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
-    """Add to the summary of a small cause its share of the K3 that remains after the other causes are fixed."""
+    """Write in the summary of a small cause which share of K3 it has after the other causes are fixed."""
     share, own, detection = row.share_k3 or 0.0, float(row.case.k3.sum()), row.detection
     if row.cause.id == NOISE_CAUSE and share < _NOISE_SHARE:
         return replace(row, detection=replace(detection, confidence="low"))

@@ -41,7 +41,7 @@ EVERY_LAYER_COMMAND = f"run both sides with `{_HOOK_VARIABLES}`, then `{COMPARE_
 
 
 class NextStep(BaseModel):
-    """One step of the instructions for a layer comparison. `commands` lists the commands of `text` (in backticks)."""
+    """One step of the instructions for a layer comparison. `commands` are the parts of `text` in backticks."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -91,8 +91,8 @@ class _Model(BaseModel):
 class Tensor(_Model):
     """A tensor that a tool compared on the two sides.
 
-    `layer` counts from 0 and is null for a tensor outside the layers. `value` is in the unit of the report. `why` is
-    the reason why the tool rejected the tensor. It is empty for an accepted tensor.
+    `layer` counts from 0 and is null for a tensor outside the layers. `value` is the difference between the two sides,
+    in the unit of the report. `why` is the tool's reason to reject the tensor. It is empty for an accepted tensor.
     """
 
     name: str
@@ -104,28 +104,24 @@ class Tensor(_Model):
 
 @dataclass(frozen=True)
 class LayerTable:
-    """The tensors of one report, in order of execution.
-
-    `again` contains the commands that compare some layers again. `unlayered` contains the commands for a bad tensor
-    that does not belong to a layer.
-    """
+    """The tensors of one report, in order of execution."""
 
     tool: str
     measure: str
     rows: Sequence[Tensor]
     notes: Sequence[str] = ()
     rank: str | None = None
-    again: str = SGLANG_SYNTAX
-    unlayered: str = ""
+    again: str = SGLANG_SYNTAX  # commands that compare some layers again
+    unlayered: str = ""  # commands for a bad tensor that does not belong to a layer
 
 
 class LayerReport(_Model):
     """The conclusions from a report of a layer comparator.
 
-    `first_bad` is the first tensor outside the tool's tolerance. `first_apart` is the first tensor that differs far
-    more than all layers before it. `last_good` is the last layer before the earlier of these two tensors. `before` is
-    the largest value of the layers before this tensor. `growth` contains the largest value of each layer. `next`
-    describes the next comparison.
+    `first_bad` is the first tensor that the tool rejects. `first_apart` is the first tensor that differs far more than
+    the layers before it, or than most weights. The fault is at the first of these two tensors. `last_good` is the last
+    layer before the fault, and `before` is the largest value in the layers before the fault. `growth` contains the
+    largest value of each layer. `next` describes the next comparison.
     """
 
     file: str
@@ -176,7 +172,7 @@ Notes = dict[str, list[str]]
 
 
 def _format_notes(notes: Notes) -> list[str]:
-    """Return one sentence per note. It contains the first name that the note applies to, and counts the other names."""
+    """Return one sentence per note, with the first name that the note applies to and the number of other names."""
     return [
         f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
         for what, names in notes.items()
@@ -250,7 +246,7 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
 
 
 def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return the value of a tensor, and the reason if the tensor failed the comparison. Otherwise, the reason is ""."""
+    """Return the value of a tensor, and the reason why it failed the comparison ("" if it did not fail)."""
     diff = record.get("diff")
     if record.get("shape_mismatch") or not isinstance(diff, Mapping):
         sides = [side for side in (record.get("baseline"), record.get("target")) if isinstance(side, Mapping)]
@@ -379,7 +375,7 @@ def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
 
 
 def read_msprobe_first(document: Any) -> list[LayerTable] | None:
-    """Read the JSON that `msprobe -da` writes about the first differences of all ranks."""
+    """Read the JSON in which `msprobe -da` lists the first differing calls of each rank."""
     if not isinstance(document, Mapping) or not document:
         return None
     for rank, calls in document.items():
@@ -484,7 +480,7 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
 
 
 def _sort_by_layer(given: Sequence[Tensor], rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sort by step and then by layer. Tensors after the layers, such as `lm_head`, come last. All others come first."""
+    """Sort by step, then by layer. Of tensors outside the layers, `lm_head` and similar come last, others first."""
     steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in given))}
     last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
 
@@ -531,7 +527,7 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
 
 
 def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
-    """Return the first model weight that differs far more than the median weight. Rounding changes many weights."""
+    """Return the index of the first model weight that differs far more than the median weight."""
     found = {at: row.value for at, row in enumerate(rows) if row.value is not None and _WEIGHT_PATTERN.search(row.name)}
     if len(found) < _MIN_WEIGHTS:
         return None
@@ -540,7 +536,7 @@ def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
 
 
 def _find_divergence(rows: Sequence[Tensor]) -> int | None:
-    """Return the first row that is far above all earlier layers of its step."""
+    """Return the index of the first row whose value is far above all earlier layers of its step."""
     before: float | None = None  # largest value of the earlier layers of this step
     here = 0.0
     place: tuple[int | None, int] | None = None
@@ -559,7 +555,7 @@ def _find_divergence(rows: Sequence[Tensor]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[Tensor]) -> list[tuple[int, float | None]]:
-    """Return the largest value of each layer. It is null if a tensor of the layer has no value."""
+    """Return the largest value of each layer, or None if a tensor of the layer has no value."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is not None:
@@ -580,7 +576,7 @@ _PART_SUFFIX = re.compile(r"_part_?\d+$")
 
 
 def read_layers(path: str) -> list[LayerReport]:
-    """Read the reports at a path: a file, or a folder with reports of ranks or steps.
+    """Read the report in a file, or the reports of several ranks or steps in a folder.
 
     Raises:
         DataError: The path cannot be read, or is not a report of a supported layer comparator.
@@ -682,7 +678,7 @@ def _read_text(file: Path) -> str:
 
 
 USUAL_LOGIT_SPREAD = (0.3, 30.0)
-"""Standard deviations of a token's logits in language models, nats."""
+"""Range of the standard deviation of a token's logits in language models, in nats."""
 
 
 class LogitNoise(BaseModel):

@@ -84,7 +84,7 @@ def measure_sides(case: Case) -> Sides | None:
 
 
 class _ErrorSums:
-    """Sums over each sequence, for the errors of the two sides and for their shares of the mismatch."""
+    """Sums per sequence, from which the errors of the two sides and their shares of the mismatch are computed."""
 
     def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
         def only(values: Float64s) -> Float64s:
@@ -114,7 +114,7 @@ class _ErrorSums:
 
 
 def _mean_squares(sums: Float64s) -> Float64s:
-    """Return the mean squares of three values: error of the rollout, error of the trainer, and log ratio."""
+    """Return the mean square of the rollout's error, of the trainer's error, and of the log ratio."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 
@@ -164,7 +164,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
 
 
 def _ratio_error(table: Float64s) -> float | None:
-    """Return the standard error of the mean of reference probability / rollout probability, over clusters."""
+    """Return the cluster-robust standard error of the mean of reference probability / rollout probability."""
     if len(table) < 2:
         return None
     tokens = table[:, 0].sum()
@@ -260,8 +260,8 @@ def assign_sides(
 ) -> tuple[list[Finding], Sides | None]:
     """Add to each finding the side that is wrong. Also return the errors of both sides, if the dump has a reference.
 
-    Each test runs again on two pairs: rollout and reference, and trainer and reference. If only one of these pairs
-    shows a cause, the rollout or the trainer of this pair is wrong.
+    Each test runs again on two pairs: rollout and reference, then trainer and reference. If a cause appears only in the
+    first pair, the rollout is wrong. If it appears only in the second pair, the trainer is wrong.
     """
     if evidence.sample is None or REFERENCE_COLUMN not in evidence.sample.rows.extra_columns:
         return list(found), None

@@ -23,7 +23,7 @@ _EDIT_SURE_SHARE, _EDIT_MOST = 0.03, 0.5
 
 @dataclass(frozen=True)
 class _Breaks:
-    """Sequences (`found`) in which the two sides agree up to the token `split` and differ from this token on."""
+    """Sequences (`found`) in which the two sides agree before the token `split` and differ from this token on."""
 
     found: Bools
     split: Ints
@@ -102,7 +102,7 @@ _SPAN_MIN_LENGTH, _SPAN_MIN_DENSITY = 6, 0.4
 
 
 def _match_edited_spans(case: Case) -> Detection | None:
-    """Find rows that agree before and after a span with very large differences."""
+    """Find rows in which the two sides agree, except in one span with very large differences."""
     if case.reshaped or case.filled or not len(case.x) or not 0 < case.noise < 0.1:
         return None
     gross = np.abs(case.x) > max(_EDIT_GROSS_DISTANCE, 12 * case.noise)
@@ -111,7 +111,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
     hits, others = case.sums(gross & inside), case.sums(gross & ~inside)
     rest = np.maximum(case.counts - length, 1)
     usual = (others.sum() + 1) / (rest.sum() + 1)
-    # Union bound of log p, where p is the chance that any span of the row has this number of hits.
+    # Upper bound of log p. p is the probability that any span of the row has this number of hits by chance.
     luck = hits * np.log(usual * np.e * np.maximum(length, 1) / np.maximum(hits, 1)) + 2 * np.log(case.counts + 1.0)
     found = (length >= _SPAN_MIN_LENGTH) & (hits >= _SPAN_MIN_DENSITY * length) & (luck < -12.0)
     found &= (others <= 0.05 * rest) & (first >= _EDIT_MIN_SIDE)
@@ -145,11 +145,11 @@ def _match_edited_spans(case: Case) -> Detection | None:
 
 
 def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
-    """Find the span with the most very large differences in each sequence. Return its start and its length."""
+    """Return the start and length of the span with the most very large differences, for each sequence."""
     scores = gross - _SPAN_MIN_DENSITY
     after = np.cumsum(scores)
     before = after - scores
-    drop = 2.0 * (np.abs(after).max(initial=0.0) + 1)  # a step down from row to row, so that the minimum starts again
+    drop = 2.0 * (np.abs(after).max(initial=0.0) + 1)  # each row starts lower, so that its minimum is its own
     lowest = np.minimum.accumulate(before - drop * case.where)
     gain = after - drop * case.where - lowest
     best, ends = case.segments.max(gain), np.zeros(case.size, np.int64)
@@ -181,7 +181,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """Split each sequence where its two parts differ most. Return the position, a t statistic and the difference."""
+    """Split each sequence so that the means of its two parts differ most. Return place, t statistic, difference."""
     floor = max(0.3 * float(values.var()), 0.03)
     n = case.each(case.counts.astype(np.float64))
     running = np.append(0.0, np.cumsum(values))
@@ -209,7 +209,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Return the shift of each sequence and how well it fits. With a shift of k, rollout[i + k] belongs to train[i]."""
+    """Find the k with which rollout[i + k] fits train[i] best in each sequence. Return k and the misfit (1: no fit)."""
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths
@@ -347,7 +347,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
-    """Find responses that start with a constant log-prob, because some engines write one for prompt tokens."""
+    """Find responses that start with a constant log-prob. Some engines write a constant for prompt tokens."""
     every = case.suspicious_runs
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
@@ -451,7 +451,7 @@ def _mark_placeholders(rows: Rows, kind: str, side: str) -> Bools:
 
 
 def _mark_runs(marks: Bools, segments: Segments) -> Bools:
-    """Keep the marks of long runs of adjacent marked tokens, as in padding. Remove all other marks."""
+    """Keep only the marks in long stretches of adjacent marked tokens, as in padding."""
     at = np.flatnonzero(marks)
     row = np.searchsorted(segments.offsets, at, side="right")
     run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
@@ -512,7 +512,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
 
 
 def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
-    """Find placeholder numbers far from the log-probs of the other side. Return the tokens by side and number."""
+    """Find placeholders, which are far from the other side's log-probs. Return their tokens by (side, number)."""
     found = {}
     if "low_precision_logging" not in case.explained:  # rounded values all look like placeholders
         # A placeholder: at least 6 and 40% of the far tokens have it, and 90% of the tokens that have it are far.
@@ -527,7 +527,7 @@ def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
 
 
 def _find_bad_ends(case: Case) -> Bools:
-    """Mark the last tokens of rows if they have very large differences and the other tokens agree."""
+    """Mark last tokens with a very large difference, in rows whose other tokens agree."""
     size, none = np.abs(case.x), np.zeros(len(case.sound), np.bool_)
     long = np.flatnonzero(case.counts > _LAST_TOKEN_MIN_LENGTH)
     least, ends = 0.1 * len(long), case.segments.offsets[1:][long]

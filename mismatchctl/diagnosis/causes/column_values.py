@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Try other signs and units of the log-probs. Return the sequences that then agree, and the best correction."""
+    """Find the sign or unit with which most sequences agree. Return these sequences and the correction."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)
@@ -212,7 +212,7 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return the factor rollout / train if all tokens have it, but not if it is 1 or comes from another log base."""
+    """Return rollout / train if it is equal for all tokens. Return None if it is 1 or comes from another log base."""
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
     def quotients(chosen: Bools) -> Float64s:
@@ -285,7 +285,7 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
 
 
 def _find_decimals(values: Float64s) -> int | None:
-    """Return the number of decimals with which nearly all values are exact."""
+    """Return the number of decimals to which nearly all values are rounded."""
     used = values[values < -1e-3]
     most = (1 - _LATTICE_ALL_SHARE) * len(used)
 

@@ -155,7 +155,7 @@ def _run_of_padding(case: Case, *, last: bool) -> tuple[Bools, float, float] | N
 
 @cached_on_case
 def find_positive_kind(case: Case) -> str:
-    """Return what two similar columns with values above 0 contain: "negated", "probabilities", "densities" or ""."""
+    """Return the content of two columns with values above 0: "negated", "probabilities", "densities" or ""."""
     sides = case.r, case.t
     if len(case.x) < _FEWEST or min(np.std(values) for values in sides) == 0:
         return ""
@@ -262,7 +262,7 @@ def detect_packed_columns(case: Case) -> Detection | None:
 
 
 def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
-    """Find rows with masked tokens between valid tokens. Also return the index that each token has without the gaps."""
+    """Find rows with masked tokens between valid tokens. Also return token indices that do not count the gaps."""
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():
         return None
@@ -325,7 +325,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
 
 
 def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
-    """Return the share of rows that are like most rows of their micro-batch (identical or not), and the batch count."""
+    """Return the share of rows that are identical, or not, like most rows of their micro-batch. Also count batches."""
     if case.rows.columns.get("micro_batch") is None:
         return None, 0
     keys = list(zip(case.column("step")[long].tolist(), case.column("micro_batch")[long].tolist(), strict=True))
@@ -340,7 +340,7 @@ def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None,
 
 
 def _clumping(case: Case, same: Bools, long: Bools) -> float:
-    """Return a z-score that is below 0 if rows of the same kind are neighbors in the dump (Wald-Wolfowitz test)."""
+    """Return the z-score of a Wald-Wolfowitz test. It is below 0 if identical rows are often neighbors in the dump."""
     rows = np.flatnonzero(long)
     order = rows[np.lexsort((case.rows.rows[rows], case.rows.file[rows]))]
     flags = same[order]

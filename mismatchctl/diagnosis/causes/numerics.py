@@ -19,12 +19,12 @@ _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
 _CACHE_LIKE = (8.0, 35.0)
 """Kurtosis of the noise of fp8 caches (3 to 22). Dense models have up to 8, mixtures of experts 42 and more."""
 MIN_STRUCTURE_TOKENS = 3000
-"""Minimum tokens to detect structure in the noise."""
+"""Minimum number of tokens to detect structure in the noise."""
 
 
 @cached_on_case
 def tail_shares(case: Case) -> tuple[float, float]:
-    """Return the tail's share of K3 and of the tokens. The tail: tokens that differ by more than 12 times the noise."""
+    """Return the share of K3 and of tokens in the tail (tokens that differ by more than 12 times the noise)."""
     far = np.abs(case.scaled) > 12.0 * max(case.noise, 0.012)
     whole = float(case.k3.sum())
     return (float(case.k3[far].sum()) / whole if whole > 0 else 0.0), float(far.mean()) if len(far) else 0.0
@@ -37,14 +37,14 @@ def is_plain_noise(case: Case) -> bool:
 
 
 def may_be_larger(case: Case) -> bool:
-    """Return True if bfloat16 explains the noise, provided that the model is large or unusually certain."""
+    """Return True if bfloat16 can cause this noise, but only in a large or unusually certain model."""
     # the bound comes from small models, and a larger or more certain model may have 3 times this noise
     small = BFLOAT16_NOISE <= case.noise < 3.0 * BFLOAT16_NOISE
     return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
 
 
 def is_near_bound(case: Case) -> bool:
-    """Return True if the noise is only slightly above the bound for bfloat16, so that its size proves little."""
+    """Return True if the noise is above the maximum for bfloat16, but by less than 25%."""
     return BFLOAT16_NOISE <= case.noise < 1.25 * BFLOAT16_NOISE
 
 
@@ -190,7 +190,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
 
 
 def _loudness_growth(case: Case) -> tuple[float, float]:
-    """Return how much the log of the noise rises from the middle to the last third of responses, and a z-score."""
+    """Return by how much log(noise) rises from the middle third to the last third of responses, and a z-score."""
     long = case.counts >= _CACHE_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
@@ -251,7 +251,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
 
 
 def experts_per_layer(experts: np.ndarray) -> int:
-    """Guess the number of experts per layer, because a layer never chooses the same expert twice."""
+    """Return the largest number of experts per layer with which no layer chooses the same expert twice."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, 8 + 1):
@@ -289,7 +289,7 @@ def _match_tails(case: Case) -> Detection | None:
 
 
 _TOKEN_BOUND_SHARE = 0.15
-"""Above this share of variance that depends only on the token, positions are not the cause. ALiBi reaches 0.07."""
+"""If the token explains more of the variance than this, positions are not the cause. ALiBi reaches 0.07."""
 _POSITION_SETTINGS = "compare rope_theta, ALiBi slopes, attention window and position_ids of the two sides"
 _OTHER_MODEL_COHERENCE = 0.9
 
@@ -584,7 +584,7 @@ def _match_rows(case: Case) -> Detection | None:
 
 
 def _match_everywhere(case: Case) -> Detection | None:
-    """Find noise that is too large for arithmetic, or rollout log-probs that are not those of the sampler."""
+    """Find noise that is too large for rounding errors, or rollout log-probs that are not those of the sampler."""
     if is_plain_noise(case):
         return None
     (share, _), ratio = tail_shares(case), case.calibration

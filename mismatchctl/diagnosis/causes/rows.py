@@ -161,7 +161,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean difference between rollout row i and trainer row j, for all i and j, over the first tokens."""
+    """Return the mean |difference| of the first 32 tokens between rollout row i and trainer row j, for all i and j."""
     place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
@@ -198,7 +198,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
 
 
 def _tokens_since_turn(case: Case) -> Ints | None:
-    """Return the index of each token in its turn, or -1 in the first turn. Gaps in the positions divide the turns."""
+    """Return the index of each token in its turn, or -1 in the first turn. A gap in the positions starts a turn."""
     position = case.rows.positions[case.index]
     gap = np.zeros(len(position), np.bool_)
     gap[1:] = (np.diff(position) > 1) & (case.where[1:] == case.where[:-1])
@@ -288,7 +288,7 @@ def _outlying(jump: Float64s) -> float:
 
 
 def _drift(case: Case, turn: Ints, used: Bools) -> float:
-    """Return how much the logarithm of the noise rises within a turn, from its first to its second half."""
+    """Return by how much log(noise) rises from the first to the second half of a turn."""
     key = case.where * (int(turn.max()) + 1) + turn
     number = np.bincount(key, used)
     place = np.cumsum(used)
@@ -306,7 +306,7 @@ def _drift(case: Case, turn: Ints, used: Bools) -> float:
 
 
 def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Regress the log noise on log2(1 + place) within sequences. Return slope, z-score, and early and late means."""
+    """Regress log(noise) on log2(1 + place) within sequences. Return slope, z-score, and (early, late) means."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
@@ -406,7 +406,7 @@ _POSITION_MIN_SPREAD = 3.0
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Compare late with early tokens of responses. Return the ratio of their mismatch, a z-score, and both values."""
+    """Compare late with early tokens. Return late / early mismatch, a z-score, and (early, late) mismatch."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < 4), share >= 0.75))

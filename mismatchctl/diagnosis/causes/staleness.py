@@ -28,7 +28,7 @@ _LAG_Z = 4.0
 
 @cached_on_case
 def _lag_of_tokens(case: Case) -> Float64s | None:
-    """Return the version lag of each token [N], or None if it is the same for all tokens of each row."""
+    """Return the version lag of each token [N], or None if all tokens of a row always have the same lag."""
     own, train = case.rows.extra_columns.get("rollout_version"), case.token_column("train_version")
     if own is None or train is None:
         return None
@@ -39,7 +39,7 @@ def _lag_of_tokens(case: Case) -> Float64s | None:
 
 
 def of_one_version(case: Case) -> Case:
-    """Return the case without tokens that have another version than the first token of their row."""
+    """Remove the tokens that were sampled with other weights than the first token of their row."""
     lag = _lag_of_tokens(case)
     if lag is None:
         return case
@@ -166,7 +166,7 @@ def _format_lags(lags: Iterable[float]) -> str:
 
 _PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
-"""Minimum extra noise at the start. Responses with the same prefix also share noise, but not more noise."""
+"""Minimum extra noise at the start of responses. A shared prefix alone does not make their noise larger."""
 
 
 def detect_stale_prefix(case: Case) -> Detection | None:
@@ -215,7 +215,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
 
 
 def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
-    """Return the variance of the log mismatch between prompts beyond chance, a z-score, and the mean of each prompt."""
+    """Return how much more the log mismatch varies between prompts than by chance, a z-score, and prompt means."""
     number = case.sums(part)
     told = number >= 3
     counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
@@ -228,7 +228,7 @@ def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray]
     ranks = np.argsort(np.argsort(level, kind="stable")).astype(np.float64)
 
     def split(values: Float64s) -> tuple[float, float, Float64s]:
-        """Return the variance between prompt means, the variance expected by chance, and the means."""
+        """Return the variance of the prompt means, the variance that chance would cause, and the means."""
         means = np.bincount(case.clusters[mine], values, len(counts)) / np.maximum(counts, 1)
         left = values - means[case.clusters[mine]]
         return float(means[many].var(ddof=1)), float(left @ left) / freedom * float((1 / counts[many]).mean()), means
@@ -407,7 +407,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
 
 
 def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
-    """Regress the log mismatch on age and on lag. Return slope and z-score of the age, and the z-score of the lag."""
+    """Regress the log mismatch on age and lag together. Return the slope of age, and the z-scores of age and lag."""
     terms = [np.ones(len(level)), age]
     if np.ptp(lag) > 0:
         terms.append(lag)
@@ -427,20 +427,17 @@ MIN_ROWS = 4
 """Minimum number of sequences for the log mismatch of a group."""
 StepKey = tuple[GroupValue, GroupValue]
 StepCells = dict[StepKey, Float64s]
-"""(step, value) -> moments of `sum_levels` [4, 4]."""
+"""Sums from `sum_levels` [4, 4], by (step, value)."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Log mismatch of groups of sequences, after the effects of length and uncertainty are removed.
+    """Log mismatch of groups of sequences, after the effects of length and uncertainty are removed."""
 
-    `sums` contains the sum of each group [K]. `variance` is the variance of sequences within a group.
-    """
-
-    counts: Float64s
-    sums: Float64s
-    variance: float
-    freedom: float
+    counts: Float64s  # number of sequences per group [K]
+    sums: Float64s  # log mismatch, summed over the sequences of a group [K]
+    variance: float  # of the log mismatch of sequences within a group
+    freedom: float  # degrees of freedom of the variance
 
     @classmethod
     def of(cls, cells: Mapping[StepKey, Float64s]) -> Levels:
@@ -476,7 +473,7 @@ def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Difference in log mismatch between one value of a column (such as a worker) and the others in the same steps."""
+    """Log mismatch of one value of a column (such as a worker) minus that of the other values in the same steps."""
 
     value: GroupValue
     difference: float
@@ -490,7 +487,7 @@ def correct_for_tests(z: float, tests: int) -> float:
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Return the sums of a column by step and value, without the values that earlier tests explain."""
+    """Return the sums of a column by (step, value), without the values that earlier tests explain."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
@@ -530,7 +527,7 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
 
 
 def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, float]:
-    """Return numbered steps, their mean log mismatch, standard errors and sequence counts, and degrees of freedom."""
+    """Measure steps with numbers: names, mean log mismatch, standard errors, row counts, degrees of freedom."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = {key: sums for key, sums in select_cells(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:
@@ -544,7 +541,7 @@ def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, 
 
 
 def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
-    """Regress the log mismatch on a number such as the version lag, within steps if possible. Return slope and z."""
+    """Regress the log mismatch on the values of a column, such as the version lag. Return slope and z-score."""
     groups = _number(step for step, _ in cells)
     table, at = np.array([*cells.values()]), np.array([float(value or 0.0) for _, value in cells])
     counts = table[:, 0, 0]
@@ -566,7 +563,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the first variable of `products` on the last one. With enough data, include the other variables too."""
+    """Regress the first variable of `products` on the last. With enough data, remove the effects of the others."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])
@@ -581,7 +578,7 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the log mismatch of steps on a number. The error assumes that steps vary by about 10%."""
+    """Regress the log mismatch of steps (`y`) on `at`. Its error assumes that steps vary by about 10% anyway."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:
