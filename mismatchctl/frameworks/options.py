@@ -7,7 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -212,8 +212,6 @@ class PlainFramework(Framework):
         """Yield the keys that look like misspelled options, each with a hint. Other unknown keys are ignored."""
         above = {key for place in self._places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
-        # Other names are too similar to common keys to report a typo.
-        distinct = [name for name in spelt if re.fullmatch(self.signs, name)]
         for place, inner in self.levels(native):
             for key in inner:
                 plain = _option_name(key)
@@ -223,7 +221,8 @@ class PlainFramework(Framework):
                 blocks = [name for name, usual in self.options.items() if isinstance(usual, dict) and plain in usual]
                 if signed and blocks:
                     yield (*place, str(key)), f": it belongs in {self._spelt.get(blocks[0], blocks[0])}"
-                elif name := is_typo_of(plain, spelt if signed else distinct):
+                # Other names are too similar to common keys to report a typo.
+                elif name := is_typo_of(plain, spelt if signed else filter(re.compile(self.signs).fullmatch, spelt)):
                     yield (*place, str(key)), f" (did you mean {name!r}?)"
 
     def read(self, native: Mapping[str, Any]) -> Options:
@@ -326,8 +325,11 @@ class PlainFramework(Framework):
             return {name: value for name, value in correction._options.items() if value != self.options.get(name)}
         rules = [rule for rule in (*correction.gates, correction.weight) if rule is not None]
         whole = (fill_form(form, *bounds) for bounds in [*map(_bounds_of, rules), (None, None)] for form in self.forms)
-        stacks = (merge_options(part) for part in islice(product(*map(self._forms_of, rules)), _MAX_STACKS))
-        return next((said for said in (*whole, *stacks) if self._says(said, correction)), None)
+        stacks = map(merge_options, self._stacks_of(rules))
+        return next((said for said in chain(whole, stacks) if self._says(said, correction)), None)
+
+    def _stacks_of(self, rules: Sequence[Weight | Gate]) -> Iterator[tuple[Options, ...]]:
+        yield from islice(product(*map(self._forms_of, rules)), _MAX_STACKS)
 
     def _forms_of(self, rule: Weight | Gate) -> list[Options]:
         alone: Rules = (None, (rule,)) if isinstance(rule, Gate) else (rule, ())

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -412,19 +413,23 @@ _NEEDS_QUOTES = ("\n", "\r", "\x85", "\u2028", "\u2029", "::", "##")
 """Strings with these characters are quoted: line breaks, and `::` or `##`, which start commands in CI systems."""
 
 
-class _YamlDumper(yaml.SafeDumper):
-    """YAML dumper that quotes strings that would otherwise be read as another type."""
-
-    def represent_str(self, text: str) -> yaml.ScalarNode:
-        try:
-            quoted = not isinstance(parse_scalar(text), str)
-        except ValueError:
-            quoted = True
-        style = '"' if any(sign in text for sign in _NEEDS_QUOTES) else "'" if quoted else None
-        return self.represent_scalar(f"{_TAG_PREFIX}str", text, style=style)
+@lru_cache
+def _quotes(text: str) -> str | None:
+    """Return the quotes of a string that would otherwise be read as another type, or as a command."""
+    try:
+        quoted = not isinstance(parse_scalar(text), str)
+    except ValueError:
+        quoted = True
+    return '"' if any(sign in text for sign in _NEEDS_QUOTES) else "'" if quoted else None
 
 
-_YamlDumper.add_representer(str, _YamlDumper.represent_str)
+class _YamlDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """YAML dumper that quotes strings, based on libyaml if PyYAML contains it."""
+
+
+_YamlDumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar(f"{_TAG_PREFIX}str", text, style=_quotes(text))
+)
 
 
 def dump_yaml(data: Any, *, inner: bool = False) -> str:

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.io.scripts import parse_shell
 from mismatchctl.io.yaml import (
     TextError,
+    _YamlDumper,
     dump_yaml,
     parse_inline,
     parse_json,
@@ -184,6 +187,18 @@ DATA = st.recursive(
 def test_written_yaml_is_read_back(data: Any) -> None:
     for inner in (False, True):
         assert parse_yaml(dump_yaml({"x": data}, inner=inner)) == {"x": data}
+
+
+def test_libyaml_and_pyyaml_write_presets_alike() -> None:
+    class Plain(yaml.SafeDumper):
+        yaml_representers = _YamlDumper.yaml_representers
+
+    for preset in load_presets().values():
+        data = preset.correction.to_mapping()
+        for inner in (False, True):
+            flow, width = None if inner else False, 100 if inner else 80
+            options = {"sort_keys": False, "allow_unicode": True, "default_flow_style": flow, "width": width}
+            assert dump_yaml(data, inner=inner) == yaml.dump(data, Dumper=Plain, **options)
 
 
 @given(st.text("0123456789_.eE+-:xbonfaIN~ytrue", max_size=9))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,9 +163,8 @@ class Arguments:
         )
 
     def native(self) -> dict[str, Any]:
-        given = asdict(self)
+        given, defaults = dict(vars(self)), vars(_DEFAULTS)
         del given["vetoes_alone"]
-        defaults = asdict(Arguments())
         runs_mis = self.custom_tis_function_path == MIS_PATH
         always = ("use_tis", *MIS_FIELDS) if runs_mis else ()
         written = {key: value for key, value in given.items() if value != defaults[key] or key in always}
@@ -178,6 +177,7 @@ class Arguments:
         return written
 
 
+_DEFAULTS = Arguments()
 _FIELDS = {field.name: str(field.type) for field in fields(Arguments) if field.name != "vetoes_alone"}
 KNOWN_KEYS = {*_FIELDS, "custom_config_path", "micro_batch_size", "use_dynamic_batch_size", "true_on_policy_mode"}
 """Arguments that affect the correction, the loss, or the findings of `lint`."""
