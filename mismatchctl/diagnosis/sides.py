@@ -17,7 +17,7 @@ from mismatchctl.core.schema import MIN_LOG_PROB, POSITIVE_TOLERANCE, REFERENCE_
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.causes.registry import CAUSES
-from mismatchctl.diagnosis.evidence import LAG_COLUMN, MIN_SAMPLE, Evidence, RowSample, gather_evidence, read_column
+from mismatchctl.diagnosis.evidence import LAG_COLUMN, MIN_SAMPLE, Evidence, RowSample, gather_evidence
 from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.io.files import natural_key
 from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
@@ -45,7 +45,7 @@ def measure_sides(case: Case) -> Sides | None:
     if not sound.any():
         return None
     terms = _ErrorSums(case, reference, sound)
-    table = terms.sum_by(_number_clusters(case.rows))
+    table = terms.sum_by(case.clusters)
     count, draws = len(table), None
     if count >= MIN_CLUSTERS:
         draws = np.random.default_rng(count).multinomial(count, np.full(count, 1 / count), 400) @ table
@@ -116,14 +116,6 @@ class _ErrorSums:
 def _mean_squares(sums: Float64s) -> Float64s:
     """Return the mean square of the rollout's error, of the trainer's error, and of the log ratio."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
-
-
-def _number_clusters(rows: Rows) -> NDArray[np.int64]:
-    prompts = rows.columns.get("prompt_id")
-    if prompts is None:
-        return np.arange(len(rows))
-    keys = np.array([f"{step}\0{prompt}" for step, prompt in zip(read_column(rows, "step"), prompts, strict=True)])
-    return np.unique(keys, return_inverse=True)[1]
 
 
 def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -16,7 +15,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError, option, suggestion
 from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.metrics.evaluation import pair_metrics
-from mismatchctl.measure.metrics.metric import Metric, Number, compute_intervals
+from mismatchctl.measure.metrics.metric import Metric, RecordingTotals, compute_intervals
 from mismatchctl.measure.metrics.registry import FACET_METRICS, MISMATCH_METRICS, correction_metrics
 from mismatchctl.measure.sums import Hashes, hash_values, mix_hashes
 from mismatchctl.results.model import Clusters, Groups, RunResult
@@ -129,9 +128,13 @@ class TableMetric:
         if self.needs and self.needs not in sample.columns:
             problem = f"no {self.metric.key}: the dump lacks log-probs, or its Result lacks clusters"
             raise DataError(problem, remedy=RECORD_REMEDY)
-        asked = _PrefixedTotals(self.prefix, dict.fromkeys(sample.names, np.float64(1.0)))
-        with np.errstate(all="ignore"):
-            self.metric.formula(asked)
+        asked = RecordingTotals(dict.fromkeys(sample.names, np.float64(1.0)), self.prefix)
+        try:
+            with np.errstate(all="ignore"):
+                self.metric.formula(asked)
+        except KeyError as error:
+            problem = f"the table of clusters in the Result lacks the column {self.prefix}{error.args[0]}"
+            raise DataError(problem, remedy=DUMP_REMEDY) from None
         return [sample.columns[name] for name in asked.read]
 
     def evaluate(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
@@ -139,24 +142,8 @@ class TableMetric:
         assert self.metric.formula is not None
         found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
         with np.errstate(all="ignore"):
-            value: Float64s = np.asarray(self.metric.formula(_PrefixedTotals(self.prefix, found)), np.float64)
+            value: Float64s = np.asarray(self.metric.formula(RecordingTotals(found, self.prefix)), np.float64)
         return np.broadcast_to(value, totals.shape[:-1])
-
-
-class _PrefixedTotals:
-    """Totals by name, with the prefix if such a column exists. `read` contains the names that a formula has read."""
-
-    def __init__(self, prefix: str, found: Mapping[str, Number]) -> None:
-        self.prefix, self.found = prefix, found
-        self.read: dict[str, None] = {}
-
-    def __getitem__(self, name: str) -> Number:
-        own = self.prefix + name
-        known = own if own in self.found else name
-        if known not in self.found:
-            raise DataError(f"the table of clusters in the Result lacks the column {own}", remedy=DUMP_REMEDY)
-        self.read[known] = None
-        return self.found[known]
 
 
 @cache

@@ -168,6 +168,18 @@ class Totals(Protocol):
     def __getitem__(self, name: str) -> Number: ...
 
 
+class RecordingTotals:
+    """Totals whose names may have a prefix. `read` contains the names that a formula has read, in order."""
+
+    def __init__(self, found: Mapping[str, Number], prefix: str = "") -> None:
+        self.found, self.prefix, self.read = found, prefix, dict[str, None]()
+
+    def __getitem__(self, name: str) -> Number:
+        known = self.prefix + name if self.prefix + name in self.found else name
+        self.read[known] = None
+        return self.found[known]
+
+
 NO_TOKEN = "no valid token"
 
 
