@@ -18,9 +18,10 @@ from mismatchctl.errors import ConfigError, DataError, describe_os_error, kind_o
 from mismatchctl.io.files import is_baseline, read_first_bytes
 from mismatchctl.io.stores import is_remote, read_file
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
+from mismatchctl.measure.metrics.metric import RecordingTotals
 from mismatchctl.measure.metrics.registry import MISMATCH_METRICS
 from mismatchctl.results.model import FORMAT, Clusters, Groups, Result, RunResult, Series, Value
-from mismatchctl.results.summary import summarize_run
+from mismatchctl.results.summary import get_summary
 
 _SAME_TOLERANCE = 1e-6
 """Relative tolerance of sums, because the cluster table stores nine digits."""
@@ -193,29 +194,17 @@ def _check_sums(run: RunResult, sums: Mapping[str, Float64s], place: str) -> Non
     for metric in MISMATCH_METRICS:
         if metric.formula is None or metric.key not in whole:
             continue
-        asked = _RecordingTotals(totals)
+        asked = RecordingTotals(totals)
         try:
             found = float(np.real(metric.formula(asked)))
         except (ArithmeticError, KeyError):  # no tokens, or a missing column
             continue
-        column, *others = sorted(asked.names - {"tokens", "sequences"}) or [""]
+        column, *others = sorted(asked.read.keys() - {"tokens", "sequences"}) or [""]
         if others or not column or not max(abs(found), spans[column]) < _LARGEST_CHECKED:
             continue
         moved = float(np.real(metric.formula({**totals, column: totals[column] + _SAME_TOLERANCE * spans[column]})))
         fits = abs(found - whole[metric.key]) <= abs(moved - found) + _SAME_TOLERANCE * abs(found)
         _require(fits, f"{place}.overall.metrics.{metric.key}", f"does not agree with {column} of the clusters")
-
-
-class _RecordingTotals(dict[str, float]):
-    """Totals by name. `names` records which of these totals a formula has read."""
-
-    def __init__(self, totals: Mapping[str, float]) -> None:
-        super().__init__(totals)
-        self.names: set[str] = set()
-
-    def __getitem__(self, name: str) -> float:
-        self.names.add(name)
-        return super().__getitem__(name)
 
 
 def _differ(found: float, wanted: float) -> bool:
@@ -281,5 +270,5 @@ def parse_result(data: Any, name: str) -> Result:
         problem = explain_error(error, Result, most=1) if isinstance(error, ValidationError) else str(error)
         raise DataError(f"damaged result: {problem}", file=name, remedy="analyze the dump again") from None
     for run in result.runs.values():
-        run.story = run.story or summarize_run(run)  # a Result that was built by hand has no story
+        get_summary(run)  # a Result that was built by hand has no story
     return result

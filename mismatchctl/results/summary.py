@@ -61,7 +61,9 @@ CAUSES_WITH_VALID_ROLLOUT = frozenset(
 
 
 def get_summary(run: RunResult) -> RunSummary:
-    return run.story or summarize_run(run)
+    """Return the summary of a run. If the run has none, compute it once and store it."""
+    run.story = run.story or summarize_run(run)
+    return run.story
 
 
 def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None) -> RunSummary:
@@ -394,7 +396,7 @@ def run_status(run: RunResult) -> RunStatus:
     if cause is not None and named:
         text = f"{text}: {lower_first(describe_cause(cause))}" if text else describe_cause(cause)
     elif text and (cause is None or cause.cause in SYMPTOMS):
-        text += ", cause not identified"
+        text += f", {_describe_uncertainty(run.findings)}"
     if not text and status == "OK":
         equal = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
         text = "both sides are identical" if equal else "healthy; no correction needed"
@@ -404,7 +406,7 @@ def run_status(run: RunResult) -> RunStatus:
 def findings_status(findings: Sequence[Finding]) -> RunStatus:
     cause, fixable = headline_finding(findings), find_fixable(findings)
     if cause is None:
-        return RunStatus("OK", "no cause found" if findings else "no finding")
+        return RunStatus("OK", _describe_uncertainty(findings) if findings else "no finding")
     if cause.cause in HARMLESS_CAUSES and fixable is None:
         return RunStatus("OK", f"{cause.title}, no action needed", cause)
     sure = (found for found in findings if found.confidence != "low")
@@ -413,6 +415,16 @@ def findings_status(findings: Sequence[Finding]) -> RunStatus:
         "FAIL" if grew or _is_failure(fixable) else "CHECK",
         f"{describe_cause(cause)} ({cause.confidence} confidence)", cause,
     )  # fmt: skip
+
+
+def _describe_uncertainty(findings: Sequence[Finding]) -> str:
+    """Describe findings without a main cause. The text agrees with the first finding, which a page shows below."""
+    first = findings[0] if findings else None
+    if first is None or first.cause in SYMPTOMS:
+        return "cause not identified"
+    return (
+        f"cause uncertain, possibly {lower_first(first.title)}" if first.confidence == "low" else "main cause unknown"
+    )
 
 
 def describe_cause(cause: Finding) -> str:

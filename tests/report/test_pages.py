@@ -30,7 +30,8 @@ from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages.analyze import analyze_screen, document
 from mismatchctl.report.pages.saved import read_saved
 from mismatchctl.report.tables import cut
-from mismatchctl.results.model import Finding, Result, RivalCause
+from mismatchctl.results import summary
+from mismatchctl.results.model import Finding, Result, RivalCause, RunResult
 from mismatchctl.results.reader import read_result
 from tests.cli.command import run
 from tests.factories.results import HOSTILE, make_corrections, make_result
@@ -113,6 +114,17 @@ def test_saved_sweeps_are_read_back(files: dict[str, Path]) -> None:
     assert json.loads(again.to_json()) == json.loads(text)
     made = sweep_page(files)
     assert list(made.parts(Explorer))
+
+
+def test_a_page_computes_the_summary_of_each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_analyze([MOE, str(SAMPLE_DATA / "dense")])
+    page = result.to_html()
+    summarized: list[RunResult] = []
+    compute = summary.summarize_run
+    monkeypatch.setattr(summary, "summarize_run", lambda run: [summarized.append(run), compute(run)][1])
+    for found in result.runs.values():
+        found.story = None
+    assert result.to_html() == page and len(summarized) == len(result.runs)
 
 
 def test_unknown_metrics_of_gates_are_shown(files: dict[str, Path], tmp_path: Path) -> None:

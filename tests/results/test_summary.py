@@ -29,7 +29,14 @@ from mismatchctl.report.terminal import print_document
 from mismatchctl.results.growth import Growth, fit_growth
 from mismatchctl.results.model import Answer, Finding, Result, RivalCause, Value
 from mismatchctl.results.reader import read_result
-from mismatchctl.results.summary import classify_k3, get_summary, run_status, summarize_run, summarize_runs
+from mismatchctl.results.summary import (
+    classify_k3,
+    findings_status,
+    get_summary,
+    run_status,
+    summarize_run,
+    summarize_runs,
+)
 from tests.factories.results import make_result
 from tests.paths import SAMPLE_DATA
 
@@ -183,6 +190,30 @@ def test_a_cause_of_little_k3_is_not_the_headline(share: float | None, key: str)
     assert found["what to do"].key == key
     assert found["why"].key == ("weights_differ" if key == "ask" else "misaligned")
     assert run_status(run).status == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("cause", "confidence", "share", "said"),
+    [
+        ("numerical_noise", "low", 0.9, "cause uncertain, possibly title of numerical_noise"),
+        ("misaligned", "low", None, "cause uncertain, possibly title of misaligned"),
+        ("misaligned", "high", 0.01, "main cause unknown"),
+        ("unexplained", "high", 0.9, "cause not identified"),
+        ("growing_mismatch", "low", 0.9, "cause not identified"),
+    ],
+)
+def test_the_headline_agrees_with_the_first_finding(
+    cause: str, confidence: str, share: float | None, said: str
+) -> None:
+    run = make_result().runs["run-a"]
+    run.findings = []
+    before = run_status(run)
+    assert before.text.endswith(", cause not identified")
+    run.findings, run.story = [finding(cause, confidence)], None
+    run.findings[0].share_k3 = share
+    after = run_status(run)
+    assert after.text == before.text.replace("cause not identified", said) and after.status == before.status
+    assert said in findings_status(run.findings).text or cause == "unexplained"
 
 
 @pytest.mark.parametrize(
