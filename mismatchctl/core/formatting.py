@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import sys
 import unicodedata
 from collections.abc import Collection, Sequence
 
@@ -106,6 +107,7 @@ _DIGITS = 3
 _MOST_DIGITS = 9
 _SMALLEST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e6
 _SMALLEST_PERCENT = 1e-5
+_LARGEST_COUNT = 2.0**53  # larger counts and percentages have too many digits to read
 _ROUNDING = 1e-13  # smaller relative errors and smaller distances from 1 are rounding errors
 _SMALLEST_DISTANCE = 1e-6  # a value that is nearer to 1 is shown as 1 + distance
 
@@ -114,7 +116,7 @@ def format_number(value: float | None, unit: str = "") -> str:
     """Format a value: `1,234` for a count, `12.3%` for a fraction, `1.23e-5` for a small number."""
     if value is None or not math.isfinite(value):
         return DASH
-    if unit in COUNT_UNITS and value == int(value):
+    if unit in COUNT_UNITS and value == int(value) and abs(value) < _LARGEST_COUNT:
         return f"{int(value):,}"
     if value == 0:
         return "0%" if unit == "fraction" else "0"
@@ -122,7 +124,7 @@ def format_number(value: float | None, unit: str = "") -> str:
         value = 1.0
     elif unit in UNITS_AROUND_ONE and abs(value - 1) < _SMALLEST_DISTANCE:
         return f"1 {'+' if value > 1 else '−'} {abs(value - 1):.1e}".replace("e-0", "e-")
-    if unit == "fraction" and abs(value) >= _SMALLEST_PERCENT:
+    if unit == "fraction" and _SMALLEST_PERCENT <= abs(value) < _LARGEST_COUNT:
         return _format_percent(100 * value)
     return _format_scientific_or_plain(value, _digits_around_one(value) if unit in UNITS_AROUND_ONE else _DIGITS)
 
@@ -133,10 +135,10 @@ def format_estimate(value: float | None, se: float | None, unit: str = "") -> st
         return format_number(value, unit)
     if se < _ROUNDING * max(abs(value), unit in UNITS_AROUND_ONE or unit == "-"):
         return format_number(value, unit)
-    percent = unit == "fraction" and max(abs(value), se) >= _SMALLEST_PERCENT
+    percent = unit == "fraction" and _SMALLEST_PERCENT <= max(abs(value), se) < _LARGEST_COUNT
     if percent:
         value, se = 100 * value, 100 * se
-    exponent = _exponent(max(abs(value), se))
+    exponent = max(_exponent(max(abs(value), se)), sys.float_info.min_10_exp)
     scientific = not percent and not _SMALLEST_PLAIN <= max(abs(value), se) < _LARGEST_PLAIN
     scale = 10.0**exponent if scientific else 1.0
     value, se = value / scale, se / scale

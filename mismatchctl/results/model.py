@@ -60,7 +60,6 @@ class Example(FiniteModel):
     position: int | None = None
     step: str | int | float | bool | None = None
     sequence_id: str | int | None = None
-    note: str = ""
 
 
 Confidence = Literal["high", "medium", "low"]
@@ -148,9 +147,10 @@ class Lag(FiniteModel):
 FORMAT = 2
 """Version of the file format. The version increases when the meaning of a key changes or a key is removed."""
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 StandardError = Annotated[float, Field(ge=0)]
+BinEnd = Annotated[float, Field(ge=0, lt=2**63)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
@@ -166,7 +166,7 @@ class Value(FiniteModel):
     interval: tuple[float, float] | None = None
     status: str = "ok"
     tail: Literal["heavy_tail"] | None = None
-    covers: float | None = None
+    covers: Share | None = None
 
     @model_serializer
     def _plain(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Series(FiniteModel):
     """
 
     value: Numbers
-    se: list[float | None] | None = None
+    se: list[StandardError | None] | None = None
     interval: list[tuple[float, float] | None] | None = None
     status: str | dict[str, list[int]] = "ok"
     heavy_tail: list[int] = Field(default_factory=list)
@@ -271,15 +271,15 @@ class Breakdown(FiniteModel):
     """
 
     quantity: str
-    low: list[float]
-    high: list[float | None]
+    low: list[BinEnd]
+    high: list[BinEnd | None]
     tokens: list[Count]
     k3: list[float | None]
-    k3_se: list[float | None]
+    k3_se: list[StandardError | None]
     abs_diff: list[float | None]
-    abs_diff_se: list[float | None]
+    abs_diff_se: list[StandardError | None]
     logit_shift: list[float | None] | None = None
-    logit_shift_se: list[float | None] | None = None
+    logit_shift_se: list[StandardError | None] | None = None
 
 
 class JointDistribution(FiniteModel):
@@ -495,7 +495,7 @@ class RunResult(TextView, FiniteModel):
 
     Attributes:
         sides: the errors of rollout and trainer. Null without `reference_log_probs`.
-        story: the summary that terminal, report and notebook show. Null in a Result that was built by hand.
+        story: the summary that terminal, report and notebook show. Null until shown in a Result that was built by hand.
         logged: for each correction, the metrics that the framework would have logged, with one value per step.
         log: the values of the run's own log (`--against`), with one value per step.
         order: a sentence that says which series changed first.

@@ -4,12 +4,14 @@ import copy
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mismatchctl.core.validation import OVERFLOW_STATUS, FiniteModel, round_significant
 from mismatchctl.errors import DataError
@@ -150,7 +152,18 @@ def test_impossible_log_probs_are_refused_in_one_sentence(value: float, tmp_path
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("swept")
-    words = ("-c", "token_tis", "--vary", "weight.truncate=1.5,2", "--target-rejection", "0.1", "--at-step", "+2")
+    words = (
+        "-c",
+        "token_tis",
+        "--vary",
+        "weight.truncate=1.5,2",
+        "--target-rejection",
+        "0.1",
+        "--at-step",
+        "+2",
+        "--batch",
+        "16",
+    )
     run("sweep", write_labeled_dump(folder / "d.parquet"), *words, "-o", folder / "s.json", "-q", code=0)
     found: dict[str, Any] = json.loads((folder / "s.json").read_text())
     return found
@@ -230,6 +243,79 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_damaged_comparisons_are_refused(damage: str, compared: dict[str, Any], tmp_path: Path) -> None:
     done = run("report", damaged(compared, COMPARED_DAMAGE[damage], tmp_path), "--markdown", "-")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (4, "", 1), done.stderr
+
+
+EXTREMES = (1e308, -1e308, 1e300, 5e-324, 10**400, 2**63, -1.0, 0)
+Place = tuple[str | int, ...]
+
+
+def number_places(data: Any, place: Place = ()) -> Iterator[Place]:
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        if isinstance(value, (dict, list)):
+            yield from number_places(value, (*place, key))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield (*place, key)
+
+
+@pytest.fixture(scope="module")
+def saved(
+    whole: dict[str, Any], swept: dict[str, Any], compared: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any], dict[str, list[tuple[str, Place]]]]:
+    """Return a folder, the JSON of each command, and the places of all numbers by their path without indices."""
+    folder = tmp_path_factory.mktemp("saved")
+    path = write_labeled_dump(folder / "d.parquet")
+    verdict = run("gate", path, "--rule", "k3:max=1", "--rule", "abs_diff_mean:max=1", "--json").stdout
+    advice = run("advise", path, "--json").stdout
+    every = {"analyze": whole, "sweep": swept, "compare": compared}
+    every |= {"gate": json.loads(verdict), "advise": json.loads(advice)}
+    places: dict[str, list[tuple[str, Place]]] = {}
+    for verb, data in every.items():
+        for place in number_places(data):
+            shape = ".".join(str(key) for key in (verb, *place) if isinstance(key, str))
+            places.setdefault(shape, []).append((verb, place))
+    return folder, every, places
+
+
+def check_report(folder: Path, original: dict[str, Any], places: list[Place], value: float) -> None:
+    data = copy.deepcopy(original)
+    for place in places:
+        parent = data
+        for key in place[:-1]:
+            parent = parent[key]  # type: ignore[index]
+        parent[place[-1]] = value  # type: ignore[index]
+    path = folder / "edited.json"
+    path.write_text(json.dumps(data))
+    done = run("report", path, "-v", "--html", folder / "page.html", "--markdown", folder / "page.md", "--force")
+    assert done.exit_code in (0, 4), (places[0], value, done.exception)
+    assert done.exit_code == 0 or done.stderr.count("\n") == 1, done.stderr
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.sampled_from(EXTREMES), st.booleans())
+def test_extreme_numbers_give_a_page_or_one_sentence(
+    saved: tuple[Path, dict[str, Any], dict[str, list[tuple[str, Place]]]], number: int, value: float, one: bool
+) -> None:
+    folder, every, places = saved
+    shape = sorted(places)[number % len(places)]
+    chosen = places[shape][: 1 if one else None]
+    check_report(folder, every[chosen[0][0]], [place for _, place in chosen], value)
+
+
+@pytest.mark.parametrize(
+    ("ending", "value"),
+    [("table.ess_token_se", 1e308), ("table.ess_token_se", -1.0), ("table.rejected_tokens", -1e308),
+     ("breakdowns.surprisal.low", -1e308), ("breakdowns.length.low", 1e300), ("breakdowns.surprisal.high", 1e300),
+     ("changes.beyond_1_05.reference.value", -1e308), ("overall.metrics.beyond_2.value", -1e308),
+     ("by.worker.metrics.ess_sequence.se", -1e308), ("distribution.tokens", 10**400)],
+)  # fmt: skip
+def test_known_extreme_numbers_give_a_page_or_one_sentence(
+    ending: str, value: float, saved: tuple[Path, dict[str, Any], dict[str, list[tuple[str, Place]]]]
+) -> None:
+    folder, every, places = saved
+    shapes = [shape for shape in places if shape.endswith(ending)]
+    assert shapes
+    for verb, place in (places[shape][0] for shape in shapes):
+        check_report(folder, every[verb], [place], value)
 
 
 @pytest.mark.parametrize("digits", [5, 9])

@@ -25,7 +25,7 @@ from mismatchctl.api.predict import (
 from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study, ThresholdAxis, validate_study
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import CSV_CONTROLS, DASH, FORMULA_START, format_number
-from mismatchctl.core.validation import replace_nonfinite, replace_nonfinite_in_table
+from mismatchctl.core.validation import LARGEST_SUM, replace_nonfinite, replace_nonfinite_in_table
 from mismatchctl.corrections.labels import threshold_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
@@ -462,7 +462,7 @@ def describe_check(check: BackTest) -> str:
 
 
 _TEXT_COLUMNS, _FLAG_COLUMN = ("run", "correction", "scope"), "pareto"
-ColumnValues = list[bool | int | float | str | None]
+ColumnValues = list[Any]  # bool, int, float, str or None
 _REQUIRED_COLUMNS = (*_TEXT_COLUMNS, "point", "group", "tokens", "sequences", _FLAG_COLUMN)
 
 
@@ -538,9 +538,16 @@ def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]
     kinds |= dict.fromkeys(_TEXT_COLUMNS, pl.String) | {"point": pl.Int64, _FLAG_COLUMN: pl.Boolean}
     series = []
     for name, values in columns.items():
-        if any(isinstance(value, float) for value in values):  # other tools write 1.0 as 1
-            values = [float(value) if type(value) is int else value for value in values]
+        if name.endswith("_se") and any(
+            type(value) in (int, float) and not 0 <= value < LARGEST_SUM for value in values
+        ):
+            raise ValueError(f"table: column {name} contains a standard error below 0 or above {LARGEST_SUM:g}")
         try:
+            types = {*map(type, values)}
+            if {list, dict} & types:
+                raise TypeError
+            if {int, float} <= types:  # other tools write 1.0 as 1
+                values = [float(value) if type(value) is int else value for value in values]
             own = pl.Series(name, values)
             series.append(own.cast(kinds[name]) if name in kinds else own)
         except (TypeError, OverflowError, pl.exceptions.PolarsError):

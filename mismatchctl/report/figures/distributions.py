@@ -189,4 +189,4 @@ def bin_positions(breakdown: Breakdown) -> list[float]:
 
 
 def _mirror(surprisal: float) -> float:
-    return -math.log10(surprisal)
+    return -math.log10(max(surprisal, 5e-324))

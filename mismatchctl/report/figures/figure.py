@@ -7,13 +7,14 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Literal
 
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.formatting import INTERVAL_Z, escape_csv, escape_terminal, format_label, shorten
+from mismatchctl.core.validation import cap_sum
 from mismatchctl.results.model import Series
 
 Number = float | int | None
@@ -195,7 +196,7 @@ def interval_of(
 def change_axis(label: str, series: Mapping[str, Mapping[str, Interval]]) -> Axis:
     """Return an axis for relative changes: in percent, or in factors if a change is larger than a factor of 5."""
     ends = [end for values in series.values() for ends in values.values() for end in ends if end is not None]
-    low, high = min([*ends, 0.0]), max([*ends, 0.0])
+    low, high = cap_sum(min([*ends, 0.0])), cap_sum(max([*ends, 0.0]))
     if max(-low, high) <= 4:
         return Axis(label, percent=True)
     sizes = [(10.0**digits - 1, f"{10**digits:,}x") for digits in range(1, 8)]
@@ -242,8 +243,7 @@ def interval_line(
     name: str, x: Sequence[Cell], y: Sequence[float | None], se: Sequence[float | None] | None = None,
     intervals: Sequence[tuple[float, float] | None] | None = None, *, log: bool = False, **more: Any,
 ) -> Marks:  # fmt: skip
-    unknown = [None] * len(y)
-    points = (interval_of(*each, log=log) for each in zip(y, se or unknown, intervals or unknown, strict=True))
+    points = (interval_of(*each, log=log) for each in zip_longest(y, se or (), intervals or ()))
     values, low, high = map(list, zip(*points, strict=True))
     return Marks("line", name, x, values, *((low, high) if low != high else ()), **more)
 

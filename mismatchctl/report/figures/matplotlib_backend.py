@@ -52,7 +52,7 @@ def draw_figure(run: RunResult, name: str) -> Canvas:
 @contextmanager
 def draw_with_matplotlib(figure: Figure) -> Iterator[Canvas]:
     """Draw with matplotlib, independent of the user's settings."""
-    with style.context(["default", _STYLE]), warnings.catch_warnings():
+    with style.context(["default", _STYLE]), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield _draw(figure)
 
