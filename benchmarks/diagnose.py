@@ -401,7 +401,7 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
             {name: [(row.found, row.truth, row.exceeds_noise) for row in own] for name, own in groups.items()}
         ),
         "",
-        f"`diagnose` should be able to name {len(LISTED)} of the {len(list_causes())} planted faults. "
+        f"`diagnose` is designed to recognize {len(LISTED)} of the {len(list_causes())} planted faults. "
         f"In {format_share(sum(right[True]), len(right[True]))} of the dumps with these faults, the first finding "
         f"names the fault. For the other {others} faults, `unexplained` also counts as a right finding. "
         f"In {format_share(sum(right[False]), len(right[False]))} of the dumps with these faults, the first finding "
@@ -414,8 +414,8 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         *alarm_table(clean),
         "",
         "The next table shows the percentage of dumps in which the first finding is right. Faults with the same result",
-        "share a row. The last column shows the number of wrong first findings by cause. A cell is empty if there was",
-        "no dump of 512 responses, or if all first findings are right. A noise finding counts as right in two cases:",
+        "share a row. The last column lists the wrong first findings, each with its number of dumps. The column",
+        '"512 responses" is empty if no such dump was made. A noise finding counts as right in two cases:',
         "",
         "- The dump is a random part of a larger dump, and no response in this part has the fault.",
         f"- The fault is one of the {others} other faults, and raises K3 to at most {NOISE_FACTOR} times the K3 of the",

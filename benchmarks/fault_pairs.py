@@ -152,7 +152,7 @@ def main() -> None:
     ]
     text = (
         f"The test uses {len(rows)} dumps. Each dump combines a fault from the first six rows of the table with a "
-        f"fault from the other rows. The vocabulary of a model has {' or '.join(VOCABULARIES)}. The random seeds "
+        f"fault from the other rows. The vocabulary of a model has 256 or 512 tokens. The random seeds "
         "were not used to develop `diagnose`.\n\n"
         "A finding is right if it names one of the two faults of the dump. Of the causes that `diagnose` names with "
         f"high confidence, {shares[0]} are right. Of the causes with medium confidence, {shares[1]} are right. "

@@ -255,11 +255,11 @@ def main() -> None:
         rows = list(pool.map(judge, jobs, chunksize=4))
         severities = list(pool.map(measure_severities, [(name, kind) for name in CORRUPTIONS for kind in KINDS]))
     falls = [(name, kind, own) for name, kind, own in severities if own != sorted(own)]
-    shares = ", ".join(f"{share:.0%}" for share in SHARES)
+    shares, sizes = [f"{share:.0%}" for share in SHARES], [f"{size:,}" for size, _ in KINDS.values()]
     lines = [
-        f"The test uses {len(rows):,} dumps of random recurrent models. The size of the vocabulary is one of these: "
-        f"{', '.join(KINDS)}. The random seeds were not used to develop `diagnose`. Faults with the same result "
-        "share a row:",
+        f"The test uses {len(rows):,} dumps of recurrent models with random weights. The vocabulary of a model has "
+        f"{', '.join(sizes[:-1])} or {sizes[-1]} tokens. The random seeds were not used to develop `diagnose`. Faults "
+        "with the same result share a row:",
         "",
         *fault_table(rows),
         "",
@@ -269,9 +269,9 @@ def main() -> None:
         "",
         settings_line(rows),
         "",
-        f"In another test, a series of dumps has the same fault in a growing part of the data: {shares}. In",
-        f"{len(severities) - len(falls)} of {len(severities)} series, a larger part never lowers the confidence of the",
-        "findings.",
+        f"Another test uses series of {len(shares)} dumps. In a series, the same fault affects",
+        f"{', '.join(shares[:-1])} and {shares[-1]} of the data. In {len(severities) - len(falls)} of",
+        f"{len(severities)} series, the confidence of the findings never falls when the fault affects more data.",
         *(f"The confidence falls for {name} ({kind}): {own}." for name, kind, own in falls),
     ]
     replace_section("\n".join(lines), PAGE, BEGIN, END)

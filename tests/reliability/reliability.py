@@ -35,8 +35,8 @@ LIMITS = """
   file of 2.3 MB. For a file of 1.2 MB that copies one string 50,000 times, it needed 12 GB.
 - If a Parquet file has small data pages of version 2, pyarrow 26 cannot read some lists of booleans in it, even if
   pyarrow wrote the file. A command stops with an error message for a file with such lists.
-- Small files can take long. For a file of 36 KB with 2 million sequences of one row each, `compare` needs 50 s. For a
-  file of 109 KB with 20 million empty rows, `analyze` needs 45 s.
+- Small files can take long. For a file of 36 KB with 2 million sequences of one token each, `compare` needs 50 s. For a
+  file of 109 KB with 20 million sequences without tokens, `analyze` needs 45 s.
 - If SIGKILL stops a command while it renames several output files, some of these files can be new and others old. Each
   file is still complete.
 """
