@@ -246,9 +246,12 @@ def _bug_lines(folder: Path) -> Iterator[str]:
         if label["cause"] not in BUGS and fix is not None:
             alarms.append(f"{name} ({fix.cause}, {'FAIL' if is_uncorrectable(fix) else 'CHECK'})")
     others = len(labels) - bugs
-    yield f"Of {len(labels)} dumps of a dense model and a mixture of experts, {bugs} have a planted bug."
-    yield f"`advise` reports a bug in {bugs - len(missed)} of these {bugs} dumps. {', '.join(missed)}".strip()
-    yield f"In the {others} dumps without a bug, it reports {len(alarms)} bugs. {', '.join(alarms)}".strip()
+    found = bugs - len(missed)
+    yield f"Another test uses {len(labels)} dumps of a dense model and a mixture of experts. {bugs} dumps have a"
+    yield f"planted bug, and `advise` reports a bug in {found} of them. {', '.join(missed)}".strip()
+    yield f"{others} dumps do not have a bug, and `advise` reports a bug in {len(alarms)} of them."
+    if alarms:
+        yield ", ".join(alarms)
 
 
 def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:

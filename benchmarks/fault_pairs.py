@@ -154,8 +154,9 @@ def main() -> None:
         f"The test uses {len(rows)} dumps. Each dump combines a fault from the first six rows of the table with a "
         f"fault from the other rows. The vocabulary of a model has 256 or 512 tokens. The random seeds "
         "were not used to develop `diagnose`.\n\n"
-        "A finding is right if it names one of the two faults of the dump. Of the causes that `diagnose` names with "
-        f"high confidence, {shares[0]} are right. Of the causes with medium confidence, {shares[1]} are right. "
+        "A finding is right if it names one of the two faults of the dump. "
+        f"{shares[0]} of the causes that `diagnose` names with high confidence are right. "
+        f"With medium confidence, {shares[1]} are right. "
         "The last two columns count findings with medium or high confidence. "
         '"This fault" is the fault of the row, and "other fault" is the second fault of the same dump.\n\n'
     )
