@@ -1,4 +1,4 @@
-"""Decode parts of a file with a row per sequence (wide layout) or per token (long layout), and check the values."""
+"""Decode parts of a file, and check the values. A row is a sequence (wide layout) or a token (long layout)."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
 
 @dataclass
 class DecodedBlock:
-    """Decoded sequences, with masked tokens."""
+    """Decoded sequences, including masked tokens."""
 
     file: DumpFile
     offsets: Ints
     rows: Ints
     tokens: Mapping[str, pa.Array]
     values: Mapping[str, pa.Array]
-    watched: Collection[str] = ()  # columns that are not checked and not part of a batch
+    watched: Collection[str] = ()  # columns whose values are not checked
     faults: list[Fault] = field(default_factory=list)
     mask_missing: bool = False
     masked: dict[str, int] = field(default_factory=dict)
@@ -85,20 +85,20 @@ class DecodedBlock:
 
     @cached_property
     def mask(self) -> Bools:
-        """Return the mask of the trained tokens [T]. Without a mask column, all tokens are True."""
+        """Return flags of the valid tokens. Without a mask column, all tokens are valid."""
         if MASK_COLUMN not in self.tokens:
             return np.ones(self.offsets[-1], np.bool_)
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
     def extent(self, column: str) -> Extent:
-        """Return the smallest and largest value of a float column, masked tokens included. NaN if a value is null."""
+        """Return the smallest and the largest value of a float column, masked tokens included. If one is null: NaN."""
         if column not in self._extents:
             array = self.tokens[column]
             self._extents[column] = (math.nan, math.nan) if array.null_count else compute_extent(to_numpy(array))
         return self._extents[column]
 
     def add_faults(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
-        """Record bad tokens. `bad` contains their indices in ascending order."""
+        """Record tokens with bad values. `bad` contains the indices of these tokens in ascending order."""
         sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
         first = int(bad[0] - self.offsets[sequences[0]])
         row = int(self.rows[sequences[0]])
@@ -196,7 +196,7 @@ _IMPOSSIBLE_NEAR = "\0impossible"
 
 
 def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: Bools) -> Ints:
-    """Return `TokenBatch.impossible_near`. `before` and `left` are masks with and without impossible tokens."""
+    """Return `TokenBatch.impossible_near`. The mask `before` includes impossible tokens, `left` does not."""
     index = np.arange(len(left)) if before is None else np.flatnonzero(before)
     place = to_numpy(block.tokens[POSITION_COLUMN])[index] if POSITION_COLUMN in block.tokens else index
     sequence = np.searchsorted(block.offsets, index, side="right") - 1
@@ -209,7 +209,7 @@ def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: B
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
-    """Return a float column of the valid tokens. Values that cannot be log-probs are recorded as faults."""
+    """Return the values of a float column in the valid tokens. Record values that cannot be log-probs as faults."""
     array = block.tokens[column]
     missing, values = find_nulls(array), to_numpy(array)
     if not np.issubdtype(values.dtype, np.floating):
@@ -373,7 +373,7 @@ PIECE_TOKENS = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(TokenBatch):
-    """Sequences with all tokens, including masked tokens. A null is read as NaN."""
+    """Sequences with all of their tokens, including masked tokens. A null is read as NaN."""
 
     mask: Bools
     extents: Mapping[str, Extent] = field(default_factory=dict)  # bounds of all rollout and train values, if known
@@ -424,7 +424,7 @@ BATCH_ROWS = 1 << 16
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with a row per sequence, in pieces whose sizes depend only on the file."""
+    """Decode a part of a file in which a row is a sequence. A large part is decoded in pieces."""
     rows = None
     if unit.tokens > BATCH_TOKENS * 3 // 2 or unit.rows > BATCH_ROWS:
         rows = max(1, min(unit.rows * BATCH_TOKENS // max(unit.tokens, 1), BATCH_ROWS))
@@ -462,7 +462,7 @@ def _count_values(column: pa.ChunkedArray) -> int:
 def _build_wide_block(
     file: DumpFile, table: pa.Table, rows: Ints, columns: Collection[str], watched: Collection[str]
 ) -> DecodedBlock:
-    """Concatenate the tokens of rows whose lists match, and record the other rows as faults."""
+    """Build a block from the rows whose lists have equal lengths. Record the other rows as faults."""
     arrays = {column: to_plain_array(table.column(file.columns[column])) for column in (*columns, *watched)}
     every = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
     values = {column: array for column, array in arrays.items() if column not in every}
@@ -524,7 +524,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the elements of an unchecked column. In a partial column, nulls replace a list of a wrong length."""
+    """Return the values of a column that is not checked. Lists of a wrong length become nulls, if others fit."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)
@@ -536,7 +536,7 @@ def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths:
 
 
 def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: Ints) -> Iterator[Fault]:
-    """Yield faults for null lists, and for lists whose length differs from the length in the first required column."""
+    """Yield faults for null lists, and for lists that are not as long as the list in the first required column."""
     reference = lists[REQUIRED_COLUMNS[0]]
     for column, mine in lists.items():
         if mine.null is not None:
@@ -560,7 +560,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with a row per token. `broken` maps the first row of a split sequence to its problem."""
+    """Decode a part of a file in which a row is a token. `broken` are sequences whose rows are in several places."""
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()

@@ -1,4 +1,4 @@
-"""Compiled loops over tokens: reduce sequences, search for extremes."""
+"""Compiled loops over tokens, which compute sums per sequence and find tokens with large log ratios."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_R
 
 @compile_terms
 def split_exponent(x: float) -> tuple[float, float, float]:
-    """Split exp(x) with x = n ln 2 + r into (exp(r) - 1 - r, r, 2^n), where |r| <= ln 2 / 2."""
+    """Return (exp(r) - 1 - r, r, 2^n) for x = n ln 2 + r with |r| <= ln 2 / 2, so that exp(x) = 2^n exp(r)."""
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
@@ -65,7 +65,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
 
 @compile_terms
 def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """Compute expm1 and K3 of x, and exp of q. The arguments that end in `_within` are limited for `split_exponent`."""
+    """Return exp(x) - 1, K3 of x, and exp(q). `x_within` and `q_within` are x and q within the range of exponents."""
     k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
@@ -75,7 +75,7 @@ def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, flo
 
 @compile_loop
 def _largest_magnitude(policy: Any, reference: Any) -> Any:
-    """Return the largest absolute value of log ratios and reference log-probs, or 0 without tokens."""
+    """Return the largest absolute value of all log ratios and reference log-probs. Without tokens, return 0."""
     farthest = float32(0.0)
     for j in range(len(policy)):
         apart, own = float32(policy[j] - reference[j]), float32(reference[j])
@@ -87,7 +87,7 @@ def _largest_magnitude(policy: Any, reference: Any) -> Any:
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Compute the terms [T] of Ratios from two log-probs [T], and probabilities if there are buffers for them."""
+    """Compute the per-token terms of Ratios. Probabilities are only computed if there are arrays for them."""
     if not len(reference_prob):
         for j in range(len(policy)):
             x = float64(policy[j]) - float64(reference[j])
@@ -110,7 +110,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Recompute the few terms for which exp overflows or loses digits."""
+    """Recompute the few terms whose exponent is so large that exp overflows or loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:
@@ -133,7 +133,8 @@ def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
 ) -> tuple[float, float]:  # fmt: skip
-    """Add up TOKEN_SUMS and TOKEN_MAXIMA without neighbors, in two loops that fit 16 registers. Return extremes."""
+    """Add up TOKEN_SUMS and TOKEN_MAXIMA, except for neighbors. Return the smallest and the largest log ratio."""
+    # two loops, because the sums of one loop must fit 16 registers
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     lowest = highest = x[0]
     for j in range(len(x)):
@@ -177,7 +178,7 @@ _LOW_BOUNDS, _HIGH_BOUNDS = INTERVALS
 
 @compile_loop
 def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
-    """Count the tokens outside each of INTERVALS. If an interval contains the extremes, it is skipped."""
+    """Count the tokens outside of each of INTERVALS. Stop at the first interval that contains all log ratios."""
     for place in range(len(outside)):
         low, high = _LOW_BOUNDS[place], _HIGH_BOUNDS[place]
         if lowest >= low and highest <= high:
@@ -190,7 +191,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add number, products and sums of adjacent log ratios. If `position` is empty, tokens have no gaps."""
+    """Add up number, products and sums of adjacent log ratios. If `position` is empty, all neighbors are adjacent."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):
@@ -211,14 +212,14 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 
 @compile_loop
 def _clamp(value: Any, most: int) -> int:
-    """Truncate a number to a 32-bit integer from 0 to `most`. 32 bits are faster in vector code."""
+    """Convert a number to a 32-bit integer from 0 to `most`. Vector code is faster with 32 bits."""
     found: int = min(max(int32(value), int32(0)), int32(most))
     return found
 
 
 @compile_loop
 def _tally_ratios(x: Any, k3: Any, tokens: Any, sums: Any, places: Any) -> None:
-    """Count tokens by row and magnitude, and add tokens and K3 by group and signed bin."""
+    """Count tokens by magnitude of the log ratio (`tokens`), and add tokens and K3 by signed bin (`sums`)."""
     magnitude, signed = places
     for j in range(len(x)):  # bins in a separate loop, which vectorizes
         bits = float_to_bits(float32(x[j]))
@@ -266,7 +267,7 @@ _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 
 @compile_loop
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
-    """Compute the offset in `layers` of each token from K3 and the offset of its surprisal in a bucket."""
+    """Compute the index of each token in `layers`, from its K3 and from the index of its surprisal's bin."""
     for j in range(len(k3)):
         place = int32(0)
         for edge in _SURPRISAL_BINS_ABOVE:
@@ -306,7 +307,7 @@ def _sum_sizes(x: Any, k3: Any) -> tuple[float, float]:
 
 @compile_loop
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
-    """Add tokens to the bins of their positions, summed per bin first. Without gaps, x[0] is at `first`."""
+    """Add tokens to the bins of their positions. If `position` is empty, the first token has the position `first`."""
     start = 0
     while start < len(x):
         if len(position):
@@ -332,10 +333,9 @@ def reduce_sequences(
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any,
 ) -> None:  # fmt: skip
-    """Pass over the tokens of sequences in `order`, which is sorted by row.
+    """Add the tokens of the sequences in `order` to all sums and tables. `order` is sorted by row.
 
-    The buffers are `terms` [5, more than TILE] and `bins_of` [3, TILE]. `terms[0, 0]` is the log ratio of the token
-    before the tile.
+    `terms` and `bins_of` are buffers for up to TILE tokens. `terms[0, 0]` is the log ratio of the token before them.
     """
     x, exp_minus_one, k3, policy_prob, reference_prob = terms[0], terms[1], terms[2], terms[3], terms[4]
     where, layer, cell = bins_of[0], bins_of[1], bins_of[2]
@@ -365,7 +365,7 @@ def reduce_sequences(
 
 @compile_loop
 def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
-    """Mark log ratios <= `low` or >= `high`, without indices, so that the loop uses vector instructions."""
+    """Mark log ratios <= `low` or >= `high`. With flags instead of indices, the loop uses vector instructions."""
     for j in range(len(policy)):
         x = np.float64(policy[j]) - np.float64(reference[j])
         marks[j] = (x <= low) | (x >= high)
@@ -375,7 +375,7 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Write as many tokens with a log ratio <= `low` or >= `high` as fit to `found`, and return their number."""
+    """Write the indices of log ratios <= `low` or >= `high` to `found`. Return their number, which can be larger."""
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
         for start in range(offsets[i], offsets[i + 1], TILE):
@@ -394,7 +394,7 @@ def search_sequences(
 
 @compile_sums
 def _add_level_terms(rollout: Any, train: Any, valid: Any, cap: float, sums: Any) -> None:
-    """Sum the level terms of one sequence. If the constant comes first, `min` and `max` ignore a NaN."""
+    """Compute the sums of one sequence. If the constant is the first argument, `min` and `max` ignore a NaN."""
     finite = identical = size = certain = 0.0
     for j in range(len(train)):
         x = abs(float64(train[j]) - float64(rollout[j]))
@@ -409,7 +409,7 @@ def _add_level_terms(rollout: Any, train: Any, valid: Any, cap: float, sums: Any
 
 @compile_loop
 def sum_level_terms(rollout: Any, train: Any, valid: Any, offsets: Any, cap: float, sums: Any) -> None:
-    """Write the LevelTerms of each sequence to `sums` [S, 4]. |log ratio| is at most `cap`."""
+    """Write the four LevelTerms of each sequence to `sums`. A |log ratio| above `cap` counts as `cap`."""
     for i in range(len(offsets) - 1):
         tokens = slice(offsets[i], offsets[i + 1])
         _add_level_terms(rollout[tokens], train[tokens], valid[tokens], cap, sums[i])
