@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatchctl.api.gate.gate import Baseline, judge
-from mismatchctl.api.gate.power import detectable_factor, required_sample_size
+from mismatchctl.api.gate.power import _MAX_FACTOR, _find_smallest, detectable_factor, required_sample_size
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.stats.comparison import Allowance, compare_samples
 from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
@@ -125,3 +125,9 @@ def test_scaled_layers_match_scaled_tokens() -> None:
         assert expected is not None
         found, wanted = (each.capped.sum(axis=(0, 1)) for each in (layers.scale(factor), expected))
         assert found == pytest.approx(wanted, rel=0.04)
+
+
+@pytest.mark.parametrize("limit", [1.0, 1.7, 2.0, 50.0, 80.0, 100.0])
+def test_the_search_reaches_every_factor_up_to_its_limit(limit: float) -> None:
+    assert _find_smallest(lambda factor: factor >= limit, _MAX_FACTOR) == pytest.approx(limit, rel=0.005)
+    assert _find_smallest(lambda factor: factor > _MAX_FACTOR, _MAX_FACTOR) is None

@@ -29,7 +29,7 @@ MIN_CLUSTERS = 5
 STATED_POWER, TARGET_POWER = 0.8, 0.9
 """The gate promises to detect a change with STATED_POWER. The estimated power must reach TARGET_POWER, because the
 estimate is up to 0.1 too high for heavy tails."""
-_MAX_FACTOR = 100.0  # the search stops at this change
+_MAX_FACTOR = 100.0  # larger factors are not searched
 _POWER_DRAWS = 1024
 _MAX_EXACT_CLUSTERS = 64  # if a dump has more clusters, they are merged. This has little effect on means.
 _MIN_RESOLVED_LEVEL = 0.01  # smaller levels need more draws, so the threshold at this level is scaled instead
@@ -206,9 +206,9 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
     """Return the smallest number (within 0.5%) that makes `found` return True, or None if it is above `most`."""
     low, high = 1.0, 2.0
     while not found(high):
-        low, high = high, high * 2
-        if high > most:
+        if high >= most:
             return None
+        low, high = high, min(2 * high, most)
     while high / low > 1.005:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if found(middle) else (middle, high)
