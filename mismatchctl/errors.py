@@ -11,7 +11,7 @@ EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_CHECK_FAILED, EXIT_CANNOT_JUDGE, EXIT_INTERR
 
 
 class MismatchctlError(Exception):
-    """An error that a user can cause. `exit_code` is the exit code of the process."""
+    """Base class of the errors that a user can cause. `exit_code` is the exit code of the command."""
 
     exit_code = EXIT_BUG
 
@@ -81,7 +81,7 @@ def interface() -> str:
 
 @contextmanager
 def messages_for(reader: str) -> Iterator[None]:
-    """Within this block, all threads write their messages for `python` or for `command`."""
+    """Within this block, word the messages of all threads for `reader`: `python` or `command`."""
     global _interface
     before, _interface = _interface, reader
     try:

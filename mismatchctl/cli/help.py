@@ -33,13 +33,13 @@ def _read_help() -> dict[str, dict[str, Any]]:
 
 
 def read_examples(command: str) -> list[str]:
-    """Return example command lines of a command, or of the program."""
+    """Return the example command lines in the help of a command or of the program."""
     found: list[str] = _read_help().get(command, {}).get("examples", [])
     return found
 
 
 def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that turns parameters, and the fields of dataclass parameters, into typer options."""
+    """Return a decorator that turns the parameters of a command, and the fields of dataclasses, into options."""
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         original = signature(function, eval_str=True)
@@ -113,13 +113,13 @@ def _write_page(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 class HelpCommand(TyperCommand):
-    """A command that prints its own help."""
+    """A command that prints mismatchctl's help page."""
 
     format_help = _write_page
 
 
 class HelpGroup(TyperGroup):
-    """A group of commands that prints its own help."""
+    """A group of commands that prints mismatchctl's help page."""
 
     format_help = _write_page
 
@@ -137,7 +137,7 @@ def _option_label(option: Any) -> str:
 
 
 def option_metavar(option: Any) -> str:
-    """Return the placeholder of an option's value. A flag has an empty placeholder."""
+    """Return the placeholder of an option's value, such as FILE. A flag has an empty placeholder."""
     if getattr(option, "is_flag", False) or option.name == "help":
         return ""
     if option.metavar:

@@ -52,7 +52,7 @@ _MAX_ERROR_LENGTH = 1000
 
 
 class _NamedStdout(io.FileIO):
-    """Standard output whose write errors contain the name `stdout`, to distinguish them from errors of files."""
+    """Standard output. Its write errors have the file name `stdout`, to distinguish them from errors of other files."""
 
     reader_closed = False
 
@@ -192,7 +192,7 @@ def _report_os_error(error: OSError) -> int:
 
 
 def _discard_stdout() -> None:
-    """Redirect standard output, including buffered text, to the null device."""
+    """Redirect standard output to the null device, so that flushing the buffered text cannot fail."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -246,7 +246,7 @@ def build_app(*verbs: str) -> typer.Typer:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """Import `app` lazily, with all commands."""
+    """Build the app with all commands when `app` is accessed."""
     if name == "app":
         return build_app(*COMMANDS)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -270,7 +270,7 @@ def main() -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Open closed standard streams again, so that no output file gets the descriptor of a standard stream."""
+    """Open closed standard streams on the null device, so that no output file gets their descriptors."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""Options that several commands share: dumps, engines, figures and corrections."""
+"""Options that several commands share: inputs, engines, outputs and corrections."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class InputOptions(PairOptions):
 
     @property
     def files(self) -> list[str | Path]:
-        """Return the files that are read, which no output may overwrite."""
+        """Return the input files, which no output may overwrite."""
         return [*self.names, *(self.sides() or ())]
 
     @property
@@ -97,7 +97,7 @@ class InputOptions(PairOptions):
         return parse_renames(self.column)
 
     def are_logs(self, given: Mapping[str, object]) -> bool:
-        """Return True if the paths are metrics logs. For logs, an option in `given` is an error, as it needs a dump."""
+        """Return True if the paths are metrics logs. Then no option in `given` may be set, because they need a dump."""
         if self.sides() is not None or not any(map(_may_be_log, self.names)):
             return False
         from mismatchctl.api.metrics_log import is_run_log  # takes time to import
@@ -147,7 +147,7 @@ def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
 
 
 def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
-    """Parse a share such as `20%` or 0.2, which must not exceed `most`."""
+    """Parse a share such as `20%` or `0.2`. It must be from 0 to `most`."""
     from mismatchctl.io.yaml import parse_number
 
     try:
@@ -176,7 +176,7 @@ class OutputOptions:
 
     @property
     def printed(self) -> list[str]:
-        """Return the options that print their output to stdout instead of the screen."""
+        """Return the given options that write to stdout, such as `--json`."""
         places = {"-o": self.output, "--markdown": self.markdown}
         return [*["--json"] * self.json, *(f"{flag} -" for flag, place in places.items() if str(place) == "-")]
 
@@ -206,7 +206,7 @@ class OutputOptions:
     def write(
         self, data: Callable[[], str], page: Callable[[], Document], save: Callable[[Path], None] | None = None
     ) -> None:
-        """Write the requested files. If `save` is given, it writes the JSON file."""
+        """Write the requested files. If `save` is given, it writes the file of `-o`."""
         markdown = None if str(self.markdown) == "-" else self.markdown
         out.write_files(out.render_page_files(page, self.html, markdown))
         if self.output is not None and str(self.output) != "-":
@@ -215,7 +215,7 @@ class OutputOptions:
             self.write_figures(self.figures, page())
 
     def write_figures(self, folder: Path, page: Document) -> None:
-        """Write every figure with its numbers, and the captions. The folder is created if necessary."""
+        """Write each figure with its numbers, and one file with all captions. If necessary, create the folder."""
         from mismatchctl.report.figures.matplotlib_backend import figure_files, figures_of_page
 
         made, is_new = list(figure_files(figures_of_page(page), self.figure_format)), not folder.exists()
@@ -316,7 +316,7 @@ def load_corrections(text: str) -> list[Correction]:
 
 
 def _parse_inline(text: str, taken: set[str]) -> Correction:
-    """Parse a correction from YAML text. A correction without a name gets a new name."""
+    """Parse a correction from YAML text. A correction without a name gets a name that is not in `taken`."""
     from mismatchctl.corrections.presets import parse_correction
     from mismatchctl.io.yaml import parse_inline
 

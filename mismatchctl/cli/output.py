@@ -29,7 +29,7 @@ PIPED_WIDTH, MIN_WIDTH = 140, 40
 
 @contextlib.contextmanager
 def write_together(quiet: bool) -> Iterator[None]:
-    """Collect files and write all of them at the end of the block. If an error occurs, no file is written."""
+    """Collect the files that the block writes, and write all of them at its end. If an error occurs, write none."""
     from mismatchctl.io.files import replace_together
 
     with replace_together() as places:
@@ -66,7 +66,7 @@ def open_page(html: Path) -> None:
 
 
 def print_message(text: str, quiet: bool = False) -> None:
-    """Print a message on stderr. The message may contain text from a dump."""
+    """Print a message on stderr, with control characters escaped."""
     if not quiet:
         with contextlib.suppress(OSError):  # stderr is full or closed
             typer.echo(escape_text(text), err=True)
@@ -102,7 +102,7 @@ def print_warnings(sentences: Iterable[str], quiet: bool) -> None:
 
 
 def _make_console() -> Console:
-    """Return the console of stdout. Its width is `COLUMNS`, the terminal's width, or 140 columns in a pipe."""
+    """Return the console of stdout. Its width is `COLUMNS`, or else the terminal's width, or 140 in a pipe."""
     from rich.console import Console
 
     class _Console(Console):
@@ -119,7 +119,7 @@ def _make_console() -> Console:
 
 @contextlib.contextmanager
 def progress_bar(quiet: bool, unit: str = "tokens") -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on stderr, if it is a terminal."""
+    """Show a progress bar if stderr is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

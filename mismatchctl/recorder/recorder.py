@@ -1,4 +1,4 @@
-"""Collect the columns of a training loop and write them to files. A background thread is optional."""
+"""Collect the columns of a training loop and write them to files, optionally in a background thread."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Cells = Array | list[Array]
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """Copy the columns of one call of `write` to a table. The sampling mask becomes the number of ids per token."""
+    """Copy the columns of one call of `write` to a table. `sampling_mask` becomes `kept_tokens`, the ids per token."""
     cells = {}
     for name, value in columns.items():
         with _add_name_to_errors(name):
@@ -81,7 +81,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
 
 
 def _stored_parts(rows: Cells) -> list[slice]:
-    """Return the part of each row to store. With a padded mask, it starts and ends with a valid token."""
+    """Return the stored slice of each row. If the mask is padded, the slice starts and ends at a valid token."""
     if isinstance(rows, list):
         return [slice(0, len(row)) for row in rows]
     places = [np.flatnonzero(row) for row in rows]
@@ -89,7 +89,7 @@ def _stored_parts(rows: Cells) -> list[slice]:
 
 
 def _trim(index: int, reference: str, row: Array, other: Array, part: slice) -> Array:
-    """Return the part of a row to store. The user may have passed only this part."""
+    """Cut a row to the stored part. If the user passed only this part, return the row unchanged."""
     width, stored = len(other), part.stop - part.start
     if len(row) in (width, stored):
         return row[part] if len(row) == width else row
@@ -118,7 +118,7 @@ def _dtype_metadata(value: Any, stored: pa.DataType) -> dict[str, str] | None:
 
 
 def _to_array(value: Any) -> Array:
-    """Convert a value to a numpy array. Floats that Parquet does not support become wider floats."""
+    """Convert a value to a numpy array. Narrow floats, such as bfloat16, and lists of Python floats become float32."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor, on any device
         value = value.detach().cpu()
         try:
@@ -217,25 +217,25 @@ log = logging.getLogger(__package__)
 
 
 class Recorder:
-    """Write dumps into a folder. A file gets its name when it is complete, and an existing file is never overwritten.
+    """Write dumps into a folder. A file has a temporary name until it is complete.
 
-    The name contains the first step: `step_00003.parquet`, or `step_00003_rank00001.parquet` on a rank. If the name
-    exists, `_001`, `_002`, ... is added. Many processes may write into one folder, and many threads through one
-    recorder. After a fork, the recorder of the child process starts empty, because the rows in memory belong to the
-    parent.
+    The final name contains the first step of the file: `step_00003.parquet`, or `step_00003_rank00001.parquet` if the
+    process has a rank. If a file with this name exists, `_001`, `_002`, ... is added, so no file is overwritten. Many
+    processes may write into one folder, and many threads may use one recorder. After a fork, the recorder of the child
+    process starts empty, because the rows in memory belong to the parent.
 
     Attributes:
         lost: number of `write` calls whose rows did not reach the disk.
 
     Args:
         folder: output folder, created by the first write.
-        run: value of the `run` column in every row. Default: no such column. mismatchctl then names the run after the
-            path of the dump.
+        run: value of the `run` column in every row. Default: no such column, and mismatchctl names the run after
+            the path of the dump.
         rank: number of this process, a part of the file names. Default: the environment variable RANK, which torchrun
             sets.
         format: "parquet", or "arrow" for Arrow IPC files (lz4), which are larger than Parquet and faster to read.
-        file_bytes: collect rows in memory until they have this size before compression, then write a file. 0: one file
-            per write.
+        file_bytes: collect rows in memory until their uncompressed size reaches this number of bytes, then write a
+            file. 0: one file per write.
         background: maximum number of writes that wait for a background thread, which compresses and writes them. If
             the queue is full, `write` blocks. 0: no thread, `write` returns when its file is complete.
         on_error: "raise" raises an error if a write fails. "warn" never stops training: the first error is logged, and
@@ -299,7 +299,7 @@ class Recorder:
         """Write the rows in memory and refuse further writes. `close` is called automatically when the process ends.
 
         Raises:
-            OSError: A file could not be written. The background thread may have failed before this call.
+            OSError: A file could not be written, in this call or earlier in the background thread.
         """
         if self._closed:
             return
@@ -319,29 +319,30 @@ class Recorder:
     ) -> Path | None:
         """Record B sequences. All values are copied before the call returns.
 
-        A per-token column is padded [B, T] (numpy, or torch on any device), a nested tensor, or a list of B
-        one-dimensional tensors, arrays or lists. If `response_mask` is padded, each row is kept from its first to its
-        last valid token, including the masked tokens between them. Other columns may be padded in the same way, or
-        contain only the kept tokens. If `response_mask` is a list or missing, whole rows are kept. Experts have the
-        shape [B, T, k] or [B, T, layers, k], with k experts per token and layer. The k most likely tokens have the
-        shape [B, T, k]. `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or array
-        of B numbers, booleans or strings, or one value for all rows. Narrower floats are stored as float32, without
-        loss. `sampling_mask` lists the token ids that vLLM could sample. `kept_tokens` stores their number per token.
+        A per-token column is a padded array or tensor [B, T] (numpy, or torch on any device), a nested tensor, or a
+        list of B rows (one-dimensional tensors, arrays or lists). If `response_mask` is padded, each row is kept from
+        its first to its last valid token, including the masked tokens between them. Other columns may be padded in the
+        same way, or contain only the kept tokens. If `response_mask` is a list or missing, whole rows are kept. Columns
+        of experts have the shape [B, T, k] or [B, T, layers, k], with k experts per token and layer. Columns of the k
+        most likely tokens have the shape [B, T, k]. `prompt_token_ids` is a list of B rows of any length. A
+        per-sequence column is a list or array of B numbers, booleans or strings, or one value for all rows. Floats
+        narrower than float32 are stored as float32, without loss. `sampling_mask` contains, for each token, the ids
+        that vLLM could sample. Only their number is stored, as `kept_tokens`.
 
         Args:
             step: the training step, a non-negative integer.
-            rollout_log_probs: log-prob per token in nats, as the engine reported it. `None`: record only the trainer's.
+            rollout_log_probs: log-prob per token in nats, as the engine reported it, or `None` if it has none.
             train_log_probs: log-prob per token in nats, recomputed by the trainer with the model weights that sampled
                 the tokens, or `None`.
-            response_mask: per token, 1 if the policy sampled the token, else 0. This is the loss mask before rejection.
+            response_mask: 1 for each token that the policy sampled, else 0. Pass the loss mask from before rejection.
             optional: any other column of docs/reference/dump-format.md, or your own per-sequence column for `--by`.
                 `None` omits the column.
 
         Returns:
-            The file that this call completed. `None` if rows are still in memory or the call wrote no row.
+            The file that this call completed, or `None` if it completed no file.
 
         Raises:
-            ValueError: The columns do not fit together. No row of the call is kept.
+            ValueError: The columns do not fit together. No row of this call is recorded.
             OSError: A file could not be written and its rows are lost. If a thread writes the files, the error may come
                 from an earlier call of `write`.
         """
@@ -387,7 +388,7 @@ class Recorder:
             raise failure
 
     def _lose(self, error: Exception, writes: int) -> None:
-        """Count lost writes. With `on_error` "raise", raise the error, else log the recorder's first error."""
+        """Count lost writes. With `on_error` "raise", raise the error, else log only the recorder's first error."""
         with self._lock:
             self.lost += writes
             first, self._warned = not self._warned, True
@@ -417,7 +418,7 @@ class Recorder:
             return self._flush() if sum(waiting.nbytes for waiting in self._waiting) >= self.file_bytes else done
 
     def _flush(self, then: Sequence[pa.Table] = ()) -> Path | None:
-        """Write the tables in memory to a file. Afterwards, only the tables in `then` are in memory."""
+        """Write the tables in memory to a file. Afterwards, keep only the tables in `then` in memory."""
         tables, self._waiting = self._waiting, list(then)
         if not tables:
             return None
@@ -467,7 +468,7 @@ ROW_GROUP_TOKENS = 1 << 20
 
 
 def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
-    """Return the Parquet settings that are fastest to decode (measured by benchmarks/recorder.py)."""
+    """Return the Parquet settings whose files are fastest to decode (measured by benchmarks/recorder.py)."""
     chosen: dict[str, Any] = {
         "compression": "zstd",
         "compression_level": 1,
@@ -485,7 +486,7 @@ def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
 
 
 def write_parquet(table: pa.Table, handle: BinaryIO, **settings: Any) -> None:
-    """Write a table with `parquet_settings`. `settings` take precedence."""
+    """Write a table with `parquet_settings`, overridden by `settings`."""
     chosen = {"row_group_size": _row_group_rows(table), **parquet_settings(table.schema)}
     pq.write_table(table, handle, **{**chosen, **settings})
 
@@ -503,7 +504,7 @@ def _row_group_rows(table: pa.Table) -> int:
 
 
 def claim_name(temporary: Path, final: Path) -> bool:
-    """Give a complete file its final name. If a file with this name exists, keep that file and return False."""
+    """Rename `temporary` to `final` and return True. If `final` exists, leave it unchanged and return False."""
     try:
         os.link(temporary, final)
     except FileExistsError:
