@@ -29,7 +29,7 @@ PIPED_WIDTH, MIN_WIDTH = 140, 40
 
 @contextlib.contextmanager
 def write_together(quiet: bool) -> Iterator[None]:
-    """Collect the files that the block writes, and write all of them at its end. If an error occurs, write none."""
+    """Collect the files that the block writes, and write all of them at its end, or no file if an error occurs."""
     from mismatchctl.io.files import replace_together
 
     with replace_together() as places:

@@ -234,7 +234,7 @@ def _check_dump(path: str) -> None:
 
 
 def _write_ci(framework: str, gitlab: bool, force: bool, quiet: bool) -> None:
-    """Write the files of a CI job to the working directory, or none if this would replace a file (without `force`)."""
+    """Write the files of a CI job to the working directory. Unless `force` is set, do not replace other files."""
     from mismatchctl.api.integration import ci_files
 
     files = {Path(name): text for name, text in ci_files(framework, gitlab=gitlab).items()}

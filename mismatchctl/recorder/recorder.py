@@ -331,7 +331,7 @@ class Recorder:
 
         Args:
             step: the training step, a non-negative integer.
-            rollout_log_probs: log-prob per token in nats, as the engine reported it, or `None` if it has none.
+            rollout_log_probs: log-prob per token in nats, as the engine reported it, or `None`.
             train_log_probs: log-prob per token in nats, recomputed by the trainer with the model weights that sampled
                 the tokens, or `None`.
             response_mask: 1 for each token that the policy sampled, else 0. Pass the loss mask from before rejection.

@@ -35,14 +35,14 @@ class TableCell:
 
 
 def number_cell(value: float | None, unit: str = "", form: Callable[[Any], str] | None = None) -> TableCell:
-    """Return a cell with a plain number, formatted by `form` or by default with `format_number`."""
+    """Return a cell with a number. `form` formats the number. The default is `format_number`."""
     text = format_number(value, unit) if form is None else form(value)
     return TableCell(text, sort_key="" if value is None else f"{value:.6g}")
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `text` is the heading, `make` returns the cell of an item, and `kind` is its style."""
+    """A column. `text` is the heading, `make` returns the cell for an item, and `kind` is the style of the cells."""
 
     text: str
     make: Callable[[Any], TableCell | str | float | None] | str = str  # a function, or the name of an attribute
@@ -69,7 +69,7 @@ class Column:
 
 @dataclass
 class DocumentPart:
-    """Base class of the parts of a section. `reach` limits the media that show the part."""
+    """Base class of the parts of a section. `reach` is EVERYWHERE, TERMINAL_AND_PAGE or PAGE_ONLY."""
 
     reach: int = field(default=EVERYWHERE, kw_only=True)
 
@@ -107,7 +107,7 @@ class Table(DocumentPart):
 
 @dataclass
 class Answers(DocumentPart):
-    """The answers of the summary, with K3, K3 at each step, and a command to copy."""
+    """The summary of a run: its answers, K3, K3 at each step, and a command to copy."""
 
     lines: Sequence[Answer]
     k3: float | None = None
@@ -117,7 +117,7 @@ class Answers(DocumentPart):
 
 @dataclass(frozen=True)
 class RunCard:
-    """The answer of one of several runs. `index` is the position of the run, `anchor` the section with its details."""
+    """The summary of one of several runs. `index` is the run's position. `anchor` is the section with its details."""
 
     index: int
     name: str
@@ -130,7 +130,7 @@ class RunCard:
 
 @dataclass
 class RunCards(DocumentPart):
-    """The answers of several runs, the most severe first. Only the first `shown` answers are visible before a click."""
+    """The cards of several runs, the most severe first. Cards after the first `shown` are visible after a click."""
 
     cards: Sequence[RunCard]
     shown: int
@@ -147,7 +147,7 @@ class Note(DocumentPart):
 
 @dataclass
 class Card(DocumentPart):
-    """A finding, a check or a piece of advice. `lines` and `details` are pairs of a heading and a text."""
+    """A finding, a check or a piece of advice. `lines` and `details` contain pairs (heading, text)."""
 
     mark: str  # label before the title, such as a confidence, in the color of `level`
     level: str
@@ -164,7 +164,7 @@ def add_heading(heading: str, lines: Iterable[str]) -> list[tuple[str, str]]:
 
 @dataclass
 class Facts(DocumentPart):
-    """Pairs of a name and a text."""
+    """A list of pairs (name, text)."""
 
     rows: Sequence[tuple[str, str]]
     series: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # drawn before the text of a name
@@ -183,7 +183,7 @@ class Code(DocumentPart):
 
 @dataclass
 class Figures(DocumentPart):
-    """Figures side by side. Missing figures are dropped."""
+    """Figures side by side. Missing figures (None) are dropped."""
 
     figures: Any  # figures, or None
     axes: Sequence[str] = ()  # name of the threshold of each figure, for the script of a sweep
@@ -197,7 +197,7 @@ class Figures(DocumentPart):
 
 @dataclass
 class Explorer(DocumentPart):
-    """The threshold explorer of a sweep. `data` returns the data for its script, `anchors` are glossary entries."""
+    """The interactive threshold explorer of a sweep. `data` returns its data. `anchors` are its glossary entries."""
 
     data: Callable[[], Any]
     anchors: Collection[str]
@@ -206,7 +206,7 @@ class Explorer(DocumentPart):
 
 @dataclass
 class Section(DocumentPart):
-    """A section with its parts, which can be sections. A section without a title is shown without a heading."""
+    """A section. Its parts can be sections. If the title is empty, no heading is shown."""
 
     title: str
     anchor: str
@@ -250,7 +250,7 @@ def _has_content(part: PartT | None) -> TypeGuard[PartT]:
 
 @dataclass
 class Headline:
-    """The title, the size of the data in a few words, and OK, CHECK or FAIL."""
+    """The top of a document: title, size of the data, subtitle, and status (OK, CHECK or FAIL)."""
 
     title: str
     facts: Sequence[str] = ()
@@ -260,7 +260,7 @@ class Headline:
 
 @dataclass
 class Document:
-    """A document. `commands` are pairs (label, command) in the last line of a screen."""
+    """A document. `commands` are pairs (label, command), shown in the last line of the terminal output."""
 
     headline: Headline
     sections: list[Section] = field(default_factory=list)

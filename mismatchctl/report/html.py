@@ -41,7 +41,7 @@ def render_html(page: Document) -> str:
 
 
 def render_page(template: str, page: Any, own: Sequence[str] = (), libraries: Sequence[str] = (), **more: Any) -> str:
-    """Render a template with the shared scripts and styles, the `libraries` and its `own` files."""
+    """Render a template with the shared scripts and styles, the `libraries`, and the template's `own` files."""
     scripts = ["\n" + (find_templates() / f"{name}.js").read_text("utf-8") for name in (*libraries, "report", *own)]
     styles = [(find_templates() / f"{name}.css").read_text("utf-8") for name in ("report", *own)]
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)

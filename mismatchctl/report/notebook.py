@@ -24,7 +24,7 @@ _WIDTH = 110
 
 
 class ReportRenderer:
-    """Shows results as pages of the report."""
+    """Renders results as pages of the report."""
 
     def page(self, shown: View) -> str:
         return render_html(PAGES[type(shown)](shown))

@@ -106,7 +106,7 @@ def metric_columns(
     keys: Iterable[str] | Mapping[str, int | None], value: Callable[[Any, str], Value],
     scope: str = "m", titles: Mapping[str, str] | None = None, *, errors: bool = True,
 ) -> list[Column]:  # fmt: skip
-    """Return a column per metric. `keys` may map metrics to `Column.drop`. `value` takes an item and a metric key."""
+    """Return a column per metric. `value(item, key)` returns a value. `keys` can map metrics to their `Column.drop`."""
 
     def column(key: str) -> Column:
         metric, text = find_metric(key, scope), (titles or {}).get(key, "")

@@ -67,7 +67,7 @@ class _TerminalColumn:
 
 
 def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_TerminalColumn]:
-    """Return the most important columns that fit, in their original order."""
+    """Return the most important columns that fit into `width`, in their original order."""
     if sum(column.width for column in columns) <= width:
         return columns
     columns = [replace(column, texts=column.brief) for column in columns]
@@ -79,7 +79,7 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
-    """Print a document. If a first screen has too many lines, cut cells of tables, then texts to two lines or one."""
+    """Print a document. If a short output exceeds MAX_LINES, cut table cells, then texts to 2 lines, then to 1."""
     for limit, wrap in ((0, True), (0, False), (2, False), (1, False))[: 4 if document.commands and not whole else 1]:
         writer = TerminalWriter(console, whole, limit, wrap)
         with console.capture() as capture:
@@ -94,7 +94,7 @@ def print_document(document: doc.Document, console: Console, *, whole: bool = Fa
 
 
 class TerminalWriter:
-    """Prints the parts of documents to one console. Each method has the name of the part that it prints."""
+    """Prints the parts of documents to one console. A method such as `table` prints the parts of this kind."""
 
     def __init__(self, console: Console, whole: bool = False, limit: int = 0, wrap: bool = True) -> None:
         self.console, self.whole, self.limit, self.wrap = console, whole, limit, wrap
@@ -129,7 +129,7 @@ class TerminalWriter:
         return "".join(" " if share is None else bars[min(int(share * len(bars)), len(bars) - 1)] for share in shares)
 
     def cut(self, text: str, indent: int = 0) -> str:
-        """Escape a text, shorten long names, and cut the text to `limit` lines that start after `indent` characters."""
+        """Escape a text, shorten its long names, and cut it to `limit` lines, each indented by `indent` characters."""
         if not self.limit:
             return self.text(text)
         shown = " ".join(self.shorten(word, MAX_NAME_WIDTH) for word in text.split(" "))

@@ -86,7 +86,7 @@ def _signed_ticks(low: float, high: float, bend: float) -> list[float]:
 
 
 def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
-    """Return the width of the linear part of the axis: the power of ten below the median of |x|."""
+    """Return the largest |x| of the linear part of the axis: the power of ten below the median of |x|."""
     size = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     order = np.argsort(size, kind="stable")
     median = float(size[order][np.searchsorted(np.cumsum(tokens[order]), tokens.sum() / 2)])
@@ -179,7 +179,7 @@ def format_bin(breakdown: Breakdown, index: int) -> str:
 
 
 def bin_positions(breakdown: Breakdown) -> list[float]:
-    """Return the centers of the bins. Surprisals are mirrored on a log axis, so that likely tokens are on the right."""
+    """Return the centers of the bins. Surprisals s become -log10(s), so that likely tokens are on the right."""
     low, high = np.array(breakdown.low), to_floats(breakdown.high)
     high = np.where(np.isnan(high), 2 * np.maximum(low, 1), high)
     if breakdown.quantity == "length":  # bins contain whole numbers

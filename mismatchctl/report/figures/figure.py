@@ -1,4 +1,4 @@
-"""Figures as data: axes, marks and reference lines. Observable Plot draws them on pages, matplotlib in files."""
+"""Figures as data: axes, marks and reference lines. Observable Plot draws them on pages, and matplotlib in files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to thr
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. `ticks` are pairs (position, label), or pairs (index, name) if `named`. Only symlog uses `linear_to`."""
+    """An axis. `ticks` are pairs (position, label), or (index, name) if `named`. Only symlog axes use `linear_to`."""
 
     label: str = ""
     scale: Scale = "linear"
@@ -63,7 +63,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A line across the figure at a value of one axis, dotted for a limit, with a shaded interval."""
+    """A line across the figure at the value `at` of one axis, with its interval shaded. A limit is dotted."""
 
     axis: Literal["x", "y"]
     at: float | None
@@ -130,7 +130,7 @@ def _csv_cell(cell: Cell) -> int | str:
 
 
 def _thin_line(mark: Marks) -> Marks:
-    """Thin a long line: keep its two ends, and the smallest and the largest value of each interval."""
+    """Thin a long line: keep its two ends, and the smallest and largest value of each of many equal parts."""
     if mark.kind != "line" or len(mark.y) <= MAX_SCREEN_POINTS:
         return mark
     values = np.array([math.nan if y is None else y for y in mark.y], np.float64)
@@ -186,7 +186,7 @@ Interval = tuple[Number, Number, Number]
 def interval_of(
     value: Number, se: Number = None, ends: tuple[float, float] | None = None, *, log: bool = False
 ) -> Interval:
-    """Return a value with its 95% interval. On a log axis, limit the interval to a factor of 10."""
+    """Return a value with its 95% interval. On a log axis, limit the interval to a factor of 10 from the value."""
     if value is None or (log and value <= 0):
         return None, None, None
     low, high = ends or (value - INTERVAL_Z * (se or 0), value + INTERVAL_Z * (se or 0))

@@ -41,7 +41,7 @@ _STYLE: dict[str, Any] = {
 
 
 def draw_figure(run: RunResult, name: str) -> Canvas:
-    """Return a figure of a report as a matplotlib figure, for example `k3`, `distribution` or `k3_by_position`."""
+    """Return the report's figure `name`, such as `k3`, `distribution` or `k3_by_position`, as a matplotlib figure."""
     found = {figure.name: figure for figure in chain(*run_figures(run).values())}
     if name not in found:
         raise ConfigError(f"unknown figure {name!r}{suggestion(name, found)}; known: {', '.join(found) or 'none'}")
@@ -51,7 +51,7 @@ def draw_figure(run: RunResult, name: str) -> Canvas:
 
 @contextmanager
 def draw_with_matplotlib(figure: Figure) -> Iterator[Canvas]:
-    """Draw with matplotlib, independent of the user's settings."""
+    """Draw a figure with matplotlib. The user's matplotlib settings are ignored."""
     with style.context(["default", _STYLE]), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield _draw(figure)
@@ -111,7 +111,7 @@ def _format_log(value: float, _: int | None = None) -> str:
 
 
 def _place_log_ticks(axes: Any, which: str) -> None:
-    """Place ticks at powers of ten, on a short axis also at 2 and 5 times these powers."""
+    """Place ticks at powers of ten. On a short axis, also place ticks at 2 and 5 times these powers."""
     holder, (low, high) = getattr(axes, f"{which}axis"), getattr(axes, f"get_{which}lim")()
     decades = math.log10(high / low)
     subs = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)

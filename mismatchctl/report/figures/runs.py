@@ -20,7 +20,7 @@ MAX_CORRECTIONS, MAX_PRESET_RUNS = 12, 3  # corrections in a figure, and runs wh
 
 @dataclass(frozen=True)
 class TrendChart:
-    """A figure over the steps, or over a threshold."""
+    """Description of a figure whose x-axis is the step or a threshold."""
 
     key: str
     subject: str
@@ -88,7 +88,7 @@ _BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", 
 def k3_figure(
     runs: Mapping[str, RunResult], name: str, attention: Sequence[bool] = (), *, bands: bool = True
 ) -> Figure | None:
-    """Draw K3 over the steps with its onset. Only runs in `attention` (default: all) have a color."""
+    """Draw K3 over the steps, and mark the start of its growth. Runs for which `attention` is false are gray."""
     several = len(runs) > 1
     marks: list[Marks] = []
     rules: list[ReferenceLine] = []
@@ -158,7 +158,7 @@ _Point = tuple[float, float, str]
 
 
 def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence[_Point] = ()) -> Figure | None:
-    """Draw the rejected share and the remaining K3 of corrections, unless no correction rejects data."""
+    """Draw each correction at its rejected share and its remaining K3, unless all corrections reject 0 tokens."""
     alone, crowded = len(runs) == 1, False
     marks = [_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED)] if front else []
     for place, (run, result) in enumerate(runs.items()):
@@ -199,7 +199,7 @@ def _point_marks(kind: fig.MarkKind, name: str, points: Sequence[_Point], color:
 
 
 def _preset_points(run: RunResult) -> list[_Point]:
-    """Return the point of each preset. Presets at the same point share a name."""
+    """Return the points of the presets. Presets at the same point share a label."""
     names: dict[tuple[float, float], list[str]] = {}
     for name, point in run.presets.items():
         if point.k3_kept:
@@ -232,7 +232,7 @@ def selection_figure(
 
 
 def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Return the figures of a run by section. `brief` leaves out some figures. Names start with `prefix`."""
+    """Return section -> figures of a run. `brief` leaves out some figures. The figures' names start with `prefix`."""
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:

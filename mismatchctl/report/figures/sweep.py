@@ -30,7 +30,7 @@ _MAX_NAMED = 6  # labeled points on a Pareto front
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One correction on one run of a sweep. `rows` has a row per point. The names of figures start with `stem`."""
+    """One correction on one run of a sweep. `rows` has a row per point. The names of its figures start with `stem`."""
 
     sweep: Sweep
     run: str
@@ -41,7 +41,7 @@ class StudyRun:
 
     @cached_property
     def usual(self) -> int | None:
-        """Return the point that has the thresholds of the study's own correction, if there is one."""
+        """Return the point with the same thresholds as the study's own correction, if there is such a point."""
         every = range(len(self.study.points))
         return next((point for point in every if self.study.correction_at(point) == self.study.correction), None)
 
@@ -69,7 +69,7 @@ def find_rule(correction: Correction, path: str) -> Weight | Gate | None:
 
 
 def axis_label(correction: Correction, path: str) -> str:
-    """Return the meaning of an axis, for example "bound x of the geometric mean"."""
+    """Return the label of an axis, for example "bound x of the geometric mean"."""
     rule = find_rule(correction, path)
     return path if rule is None else f"bound x of the {rule_name(rule)}"
 
@@ -120,7 +120,7 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
 
 
 def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[str]]:
-    """Map thresholds on the axis to the names of the presets that use them in the same kind of rule."""
+    """Return threshold -> names of the presets that use this threshold in a rule of the same kind."""
     rule, found = find_rule(own.study.correction, axis.path), dict[float, list[str]]()
     field, *end = axis.path.split(".")[2 if axis.path.startswith("gates") else 1 :]
     for name, preset in load_presets().items() if rule else ():
@@ -156,7 +156,7 @@ def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
 
 
 def front_figure(own: StudyRun) -> Figure | None:
-    """Draw the remaining K3 or the ESS against the rejected share, and mark the usual point."""
+    """Draw the Pareto front, with the rejected share on the x-axis and the remaining K3 or the ESS on the y-axis."""
     study, rejected, k3 = own.study, own.floats("rejected_tokens"), own.floats("k3_kept")
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
     x, across = Axis("tokens rejected", percent=True), rejected

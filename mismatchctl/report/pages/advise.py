@@ -1,4 +1,4 @@
-"""First screen and page of `advise`."""
+"""Terminal output and report page of `advise`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_CONFIG_LINES = 12
 
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
-    """Build the first screen: the advice, the configuration to paste, and the runner-up. `full` adds the reasons."""
+    """Build the terminal output: the advice, the configuration to paste, and the runner-up. `full` adds the reasons."""
     judged = _judge(found)
     advice = found[by_severity(judged)[0]]
     parts = runs_table(judged, "advice") if len(found) > 1 else _screen_parts(advice)

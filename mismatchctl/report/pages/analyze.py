@@ -1,4 +1,4 @@
-"""First screen and page of an analysis."""
+"""Terminal output and report page of `analyze`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def analyze_screen(
     result: Result, paths: Sequence[str], *, asked: bool = True, page: doc.Document | None = None, following: str = "",
     report: str = "--html report.html",
 ) -> doc.Document:  # fmt: skip
-    """Build the first screen of a Result, or its details if `page` is given. `asked`: the user chose corrections."""
+    """Build the terminal output, with details if `page` is given. `asked` is true if the user chose the corrections."""
     judged = _judge(result)
     screen = doc.Document(tables.runs_headline(judged, calm_title(judged)))
     if len(judged) > 1:
@@ -279,7 +279,6 @@ class _PageBuilder:
         self, title: str, anchor: str, parts: Callable[[int, RunResult], Iterable[doc.DocumentPart | None]], *,
         note: str = "", notes: Sequence[str] = (), series: bool = False,
     ) -> doc.Section:  # fmt: skip
-        """Build a folded section, with a folded part per run if there are several."""
         section = doc.Section(title, anchor, folded=True, note=note)
         if not self.several:
             section.note = note or (notes[0] if notes else "")
@@ -355,7 +354,7 @@ class _PageBuilder:
         )  # fmt: skip
 
     def _severity(self, shown: Mapping[str, RunResult]) -> str:
-        """Describe the loss of ESS of each run with token weights up to 2, as advise does."""
+        """Describe each run's loss of ESS if token weights are truncated at 2, with the terms of `advise`."""
         default = (one.name for one in self.result.corrections if one.weight == Weight(truncate=2.0) and not one.gates)
         name, classes = next(default, ""), []
         for run, found in shown.items():

@@ -1,4 +1,4 @@
-"""First screen and page of the causes of a mismatch."""
+"""Terminal output and report page of `diagnose`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Row = tuple[str, str]
 def diagnose_screen(
     found: Diagnosis, paths: Sequence[str], page: doc.Document | None = None, notes: Sequence[str] = ()
 ) -> doc.Document:
-    """Build the first screen of a diagnosis, or its details if `page` is given."""
+    """Build the terminal output of a diagnosis. If `page` is given, show the details of the page."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     screen = doc.Document(_headline(judged))
     if page is None:
@@ -46,7 +46,7 @@ def diagnose_screen(
 
 
 def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> doc.Document:
-    """Build the page of a diagnosis. `full` shows all details of findings with low confidence."""
+    """Build the page of a diagnosis. Without `full`, findings of low confidence take one line."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     answer = _answer_section(found, judged) if len(judged) > 1 else doc.Section("", "answer")
     made = doc.Document(_headline(judged)).add(answer.add(doc.Figures([causes_figure(found.runs, "causes")])))
@@ -98,7 +98,6 @@ def rival_text(rival: RivalCause) -> str:
 
 
 def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> doc.Section:
-    """Build the findings of one run. Findings of low confidence take one line, unless `full` is set."""
     count = f"{format_count(len(findings), 'finding')}{', strongest first' * (len(findings) > 1)}"
     count = count if findings else "no cause found"
     unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
@@ -121,7 +120,7 @@ def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.
 
 
 def _describe_fact(fact: Fact) -> str:
-    """Describe a fact. A meaning such as `E[ratio]: 1 if the tokens were sampled` ends with the expected value."""
+    """Describe a fact. Its meaning can end with the expected value, as in `E[ratio]: 1 if the tokens were sampled`."""
     meaning, _, expected = fact.meaning.partition(": ")
     return f"{fact.name} {format_fact(fact)}: {meaning}{f' ({expected})' if expected else ''}"
 

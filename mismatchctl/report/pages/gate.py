@@ -1,4 +1,4 @@
-"""First screen and page of a verdict."""
+"""Terminal output and report page of `gate`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def gate_screen(
     verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = "",
     warnings: Sequence[str] = (),
 ) -> doc.Document:  # fmt: skip
-    """Build the first screen of a verdict, or its details if `page` is given. `saved` is the path of a new baseline."""
+    """Build the terminal output of a verdict, with details if `page` is given. `saved` is the new baseline's path."""
     answer = api.verdict_answer(verdict)
     answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
     if saved and api.is_first_baseline(verdict):
@@ -82,7 +82,7 @@ def _name_check(check: api.Check, verdict: api.Verdict) -> str:
 
 
 def _format_pair(check: api.Check) -> tuple[str, str]:
-    """Format value and limit of a check with enough digits to show which is larger."""
+    """Format the value and the limit of a check, with enough digits to show which is larger."""
     if check.value is not None and check.limit is not None:
         return api.format_apart(check.value, check.limit, check.unit)
     return format_number(check.value, check.unit), format_number(check.limit, check.unit)

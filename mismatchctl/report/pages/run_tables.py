@@ -189,7 +189,7 @@ def _agreement_table(title: str, names: Mapping[str, model.Agreement]) -> doc.Ta
 
 
 def comparison_of_corrections(result: model.Result) -> doc.Table:
-    """Return a row per run and correction: effect, rejected data, remaining K3, cost, and rejection in a new batch."""
+    """Return a table of runs and corrections: effect, rejected data, K3, cost, and rejection in a new batch."""
     runs, several = result.runs, len(result.runs) > 1
     labels = {correction.name: correction_label(correction) for correction in result.corrections}
     Row = tuple[int, str, str, Mapping[str, model.Value]]
