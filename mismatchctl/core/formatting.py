@@ -68,6 +68,27 @@ def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
+def cut_phrase(text: str, length: int) -> str:
+    """Cut a text at the end of a sentence, or else of a phrase or word."""
+    if len(text) <= length:
+        return text
+    if sentences := re.match(rf"(.{{{length // 2},{length - 1}}}[a-z%)]\.) ", text):
+        return sentences[1]
+    phrase = re.match(rf"(.{{{length // 2},{length}}})(?:[,;:.] | \()", text)
+    shown = phrase[1] if phrase else text[:length].rsplit(" ", 1)[0]
+    return f"{shown} …{')' * (shown.count('(') - shown.count(')'))}"
+
+
+def list_names(names: Sequence[str], length: int) -> str:
+    """Join names with commas. If the text would be longer than `length`, count the other names."""
+    text = ""
+    for place, name in enumerate(names):
+        if len(text) + len(name) > length:
+            return f"{text} and {len(names) - place} more"
+        text += f"{', ' if text else ''}{name}"
+    return text
+
+
 def shorten_for_cell(text: str) -> str:
     """Escape `text` and cut out the middle of long words, so that the column stays narrow."""
     return _LONG_WORD.sub(r"\1…\2", escape_terminal(text))

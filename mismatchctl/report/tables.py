@@ -30,17 +30,6 @@ MAX_RUNS, MAX_NOTES = 14, 4
 SUMMARY_LENGTH, ADVICE_LENGTH, NOTE_LENGTH = 200, 130, 140
 
 
-def cut(text: str, length: int) -> str:
-    """Cut a text at the end of a sentence, or else of a phrase or word."""
-    if len(text) <= length:
-        return text
-    if sentences := re.match(rf"(.{{{length // 2},{length - 1}}}[a-z%)]\.) ", text):
-        return sentences[1]
-    phrase = re.match(rf"(.{{{length // 2},{length}}})(?:[,;:.] | \()", text)
-    shown = phrase[1] if phrase else text[:length].rsplit(" ", 1)[0]
-    return f"{shown} …{')' * (shown.count('(') - shown.count(')'))}"
-
-
 def cut_notes(notes: Sequence[str], most: int = MAX_NOTES) -> Iterator[Note]:
     """Yield the first notes, and the number of the other notes."""
     for note in notes[: most if len(notes) <= most else most - 1]:

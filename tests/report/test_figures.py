@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from itertools import chain
+from itertools import chain, pairwise
 
 import matplotlib
 import numpy as np
@@ -285,3 +285,23 @@ def test_presets_and_their_pareto_front_are_drawn() -> None:
     assert not any(
         a <= x and b <= y and (a, b) != (x, y) for x, y in zip(front.x, front.y, strict=True) for a, b in shown
     )
+
+
+def test_labels_and_legends_do_not_overlap_in_drawn_figures() -> None:
+    names = ["none", "token_tis", "token_is", "seq_is", "same place"]
+    points = Marks("dots", "corrections", [0.0] * 4 + [1e-5], [2.0] * 5, labels=names)
+    with draw_with_matplotlib(Figure("c", "title", "", Axis("x", limits=(0.0, 1.0)), Axis("y"), (points,))) as canvas:
+        canvas.draw_without_rendering()
+        boxes = {text.get_text(): text.get_window_extent() for text in canvas.axes[0].texts}
+    assert list(boxes) == names
+    assert all(box.count_overlaps([one for one in boxes.values() if one is not box]) == 0 for box in boxes.values())
+
+    parts = {f"step {step}": (1e-4 * step, -5e-4, 5e-4) for step in range(9)}
+    figure = rows_figure("r", "title", "", Axis("contribution"), {"whole": parts, "level": parts})
+    assert figure is not None
+    with draw_with_matplotlib(figure) as canvas:
+        canvas.draw_without_rendering()
+        (legend,), axes = canvas.legends, canvas.axes[0]
+        assert not legend.get_window_extent().overlaps(axes.bbox)
+        ticks = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert all(left.x1 < right.x0 for left, right in pairwise(ticks))

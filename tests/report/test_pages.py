@@ -12,6 +12,7 @@ from mismatchctl.api.gate.verdict import Check, Verdict
 from mismatchctl.api.sweep.result import sweep_from_json
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.core.formatting import cut_phrase
 from mismatchctl.report.document import (
     PAGE_ONLY,
     Answers,
@@ -29,7 +30,6 @@ from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages.analyze import analyze_screen, document
 from mismatchctl.report.pages.saved import read_saved
-from mismatchctl.report.tables import cut
 from mismatchctl.results import summary
 from mismatchctl.results.model import Finding, Result, RivalCause, RunResult
 from mismatchctl.results.reader import read_result
@@ -85,13 +85,13 @@ def test_results_of_analyze_share_one_page(files: dict[str, Path], tmp_path: Pat
 
 def test_long_texts_are_cut_at_the_end_of_a_phrase() -> None:
     text = "K3 rose 91.2x (68.4 to 122) from step 9 on (onset between 8 and 9), from 1.94e-4 to 0.0177, at every step"
-    assert cut(text, len(text)) == text
-    assert cut(text, 82) == "K3 rose 91.2x (68.4 to 122) from step 9 on (onset between 8 and 9) …"
+    assert cut_phrase(text, len(text)) == text
+    assert cut_phrase(text, 82) == "K3 rose 91.2x (68.4 to 122) from step 9 on (onset between 8 and 9) …"
     assert (
-        cut("Bound the lag (verl a_threshold; TRL steps; AReaL lag)", 45)
+        cut_phrase("Bound the lag (verl a_threshold; TRL steps; AReaL lag)", 45)
         == "Bound the lag (verl a_threshold; TRL steps …)"
     )
-    assert cut("words without any phrase in them", 20) == "words without any …"
+    assert cut_phrase("words without any phrase in them", 20) == "words without any …"
 
 
 def test_results_of_other_commands_have_their_own_page(files: dict[str, Path], tmp_path: Path) -> None:

@@ -61,8 +61,7 @@ def _draw(figure: Figure) -> Canvas:
     width, height = _SIZES[figure.size]
     names = dict.fromkeys(name for mark in figure.marks for name in mark.y) if figure.y.scale == "band" else {}
     rows = {name: row for row, name in enumerate(names)}
-    height = max(height, 1.2 + 0.24 * len(rows))
-    canvas = Canvas(figsize=(width, height), layout="constrained")
+    canvas = Canvas(figsize=(width, max(height, 1.2 + 0.24 * len(rows))), layout="constrained")
     axes = canvas.subplots()
     axes.set_title(figure.title, fontsize="medium", loc="left", wrap=True)
     for which, axis in (("x", figure.x), ("y", figure.y)):
@@ -74,14 +73,33 @@ def _draw(figure: Figure) -> Canvas:
     for which, axis in (("x", figure.x), ("y", figure.y)):
         if axis.scale == "log" and not axis.ticks:
             _place_log_ticks(axes, which)
-    limits = axes.get_ylim()
+    limits, labels = axes.get_ylim(), list(axes.texts)
     for rule in figure.rules:
         _draw_rule(axes, rule)
     if any(rule.style == "usual" for rule in figure.rules):
         axes.set_ylim(limits)
     if len([mark for mark in figure.marks if mark.name]) > 1:
-        axes.legend(fontsize="x-small", frameon=False, ncols=2)
+        legend: Any = (canvas if rows else axes).legend  # rows leave no free place
+        legend(loc="outside lower center" if rows else "best", fontsize="x-small", frameon=False, ncols=2 + bool(rows))
+    if len(labels) > 1:
+        _place_labels(canvas, axes, labels)
     return canvas
+
+
+def _place_labels(canvas: Canvas, axes: Any, labels: list[Any]) -> None:
+    """Move labels of points that overlap. A label without a free place is removed."""
+    canvas.draw_without_rendering()
+    taken = [text.get_window_extent() for text in axes.texts if text not in labels]
+    beside = [(5, y, "left") for y in (-10, 15, -21, 26, -32)]
+    for label in labels:
+        for x, y, side in ((5, 4, "left"), (-5, 4, "right"), (0, 9, "center"), (0, -14, "center"), *beside):
+            label.set(position=(x, y), ha=side)
+            box = label.get_window_extent()
+            if box.x0 >= axes.bbox.x0 and box.x1 <= canvas.bbox.x1 and not box.count_overlaps(taken):
+                taken.append(box)
+                break
+        else:
+            label.remove()
 
 
 def _set_axis(axes: Any, which: str, axis: Axis, rows: list[Any]) -> None:
@@ -94,6 +112,8 @@ def _set_axis(axes: Any, which: str, axis: Axis, rows: list[Any]) -> None:
         return
     bend = {"linthresh": axis.linear_to, "linscale": 0.6} if axis.scale == "symlog" else {}
     getattr(axes, f"set_{which}scale")(axis.scale, **bend)
+    if rows and axis.scale == "linear":
+        holder.set_major_locator(MaxNLocator(5))
     if axis.limits is not None:
         getattr(axes, f"set_{which}lim")(*axis.limits)
     if axis.ticks:

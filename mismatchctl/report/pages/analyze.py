@@ -141,7 +141,7 @@ def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:
         rows.append(("trend", onset or found.growth.text))
     cause = summary.headline_finding(run.findings) or next(iter(run.findings), None)
     rows += _cause_rows(cause, run.findings) if causes and cause is not None else ()
-    rows += [("log", tables.cut(text, LOG_LENGTH)) for text in run_tables.describe_log(run, 5) if causes]
+    rows += [("log", form.cut_phrase(text, LOG_LENGTH)) for text in run_tables.describe_log(run, 5) if causes]
     doubt = ["no prompt ids, so intervals may be too narrow"] * bool(summary.prompt_notes([run]))
     rows.append(("data", ", ".join([*_size_facts(result), *doubt])))
     return doc.Facts(rows, series={"trend": over} if len(over) > 1 else {})
@@ -169,9 +169,9 @@ def _cause_rows(cause: Finding, findings: Sequence[Finding]) -> Iterator[_Row]:
         doubt = "" if cause.confidence == "high" else "possibly "
         yield "cause", f"{doubt}{summary.lower_first(cause.title)} ({sure})"
     else:
-        yield "cause", f"{tables.cut(cause.summary, tables.SUMMARY_LENGTH).rstrip('.')} ({sure})"
+        yield "cause", f"{form.cut_phrase(cause.summary, tables.SUMMARY_LENGTH).rstrip('.')} ({sure})"
     if cause.cause not in HARMLESS_CAUSES:
-        yield "do", tables.cut(summary.first_sentence(cause.advice), tables.ADVICE_LENGTH)
+        yield "do", form.cut_phrase(summary.first_sentence(cause.advice), tables.ADVICE_LENGTH)
     titles = [
         f"{found.title}{'' if found.share_k3 is None else f' ({percent(found.share_k3)} of K3)'}"
         for found in findings

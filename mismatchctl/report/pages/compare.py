@@ -28,7 +28,7 @@ def compare_screen(comparison: api.Comparison, page: doc.Document | None = None)
     screen = doc.Document(_headline(comparison), page.sections if page is not None else [])
     if page is None:
         notes = (doc.Note(shorten(text, 150), "alarm") for text in comparison.warnings[:1])
-        facts = doc.Facts([(name, tables.cut(text, 145)) for name, text in _answer_rows(comparison)])
+        facts = doc.Facts([(name, form.cut_phrase(text, 145)) for name, text in _answer_rows(comparison)])
         parts = _runs_table(comparison) if len(comparison.contrasts) > 1 else (facts, *_screen_metrics(comparison))
         screen.add(doc.Section("", "answer").add(*parts, *notes))
     more = [("Details", "-v")] if page is None else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mismatchctl.core.formatting import format_command, format_count, format_number, shorten
+from mismatchctl.core.formatting import cut_phrase, format_command, format_count, format_number, shorten
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.diagnosis.layer_reports import LayerReport, LogitNoise, Tensor, compare_with_noise
@@ -81,9 +81,9 @@ def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> I
     if first is None:
         return
     for heading, text in _finding_lines(first, brief=True):
-        yield heading, tables.cut(text, tables.SUMMARY_LENGTH * (1 + (heading == "found")))
+        yield heading, cut_phrase(text, tables.SUMMARY_LENGTH * (1 + (heading == "found")))
     if name in found.sides:
-        yield "side", tables.cut(found.sides[name].summary, tables.NOTE_LENGTH)
+        yield "side", cut_phrase(found.sides[name].summary, tables.NOTE_LENGTH)
     others = [one for one in findings if one is not first]
     for one in others[:4]:
         share = "" if one.share_k3 is None else f", {summary.percent(one.share_k3)} of K3"

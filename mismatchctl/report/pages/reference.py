@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mismatchctl.core.formatting import shorten
+from mismatchctl.core.formatting import list_names, shorten
 from mismatchctl.core.schema import COLUMNS, list_aliases
 from mismatchctl.corrections.presets import TRAIT_TITLES, Preset, list_traits
 from mismatchctl.frameworks.adapter import LoggedMetric
@@ -25,7 +25,7 @@ def metrics_document(found: Sections) -> doc.Document:
 
 def metrics_screen(found: Sections) -> doc.Document:
     rows = [
-        (title, _list_names([one.key for one in every], _NAMES_LENGTH if place else 4 * _NAMES_LENGTH))
+        (title, list_names([one.key for one in every], _NAMES_LENGTH if place else 4 * _NAMES_LENGTH))
         for place, (title, every) in enumerate(found.items())
     ]
     title = f"{sum(map(len, found.values()))} metrics; you can also look up a name that a framework logs"
@@ -37,7 +37,7 @@ def presets_screen(found: Mapping[str, Preset]) -> doc.Document:
     for name, preset in found.items():
         if not preset.alias_of:
             names.setdefault(preset.framework or "general", []).append(name)
-    rows = [(framework, _list_names(own, _NAMES_PER_FRAMEWORK)) for framework, own in names.items()]
+    rows = [(framework, list_names(own, _NAMES_PER_FRAMEWORK)) for framework, own in names.items()]
     title = f"{len(found)} presets of {len(names) - 1} frameworks; use one with: analyze DUMPS -c NAME"
     return _make_screen(title, rows, "mismatchctl presets show token_tis")
 
@@ -49,20 +49,11 @@ def contract_screen(aliases: Mapping[str, str]) -> doc.Document:
         for column in ordered[:_SHOWN_COLUMNS]
     ]
     rest = [column.name for column in COLUMNS if column in ordered[_SHOWN_COLUMNS:]]
-    rows.append(("optional", _list_names(rest, _NAMES_PER_FRAMEWORK)))
+    rows.append(("optional", list_names(rest, _NAMES_PER_FRAMEWORK)))
     known = sum(len(list_aliases(column.name, aliases)) for column in COLUMNS)
     required = " and ".join(column.name for column in COLUMNS if column.required)
     title = f"a dump needs {required}, marked with * below; mismatchctl also knows {known} other column names"
     return _make_screen(title, rows, "mismatchctl schema --check DUMPS")
-
-
-def _list_names(names: Sequence[str], length: int) -> str:
-    text = ""
-    for place, name in enumerate(names):
-        if len(text) + len(name) > length:
-            return f"{text} and {len(names) - place} more"
-        text += f"{', ' if text else ''}{name}"
-    return text
 
 
 def _make_screen(title: str, rows: Sequence[tuple[str, str]], following: str) -> doc.Document:
