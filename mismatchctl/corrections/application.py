@@ -186,7 +186,6 @@ def _count_impossible_tokens(over: str, segments: Segments, batch: TokenBatch) -
 
 
 def _running_counts(view: Selection) -> Float64s:
-    """Return the number of selected tokens up to each token [T]."""
     seen = _segment_values(view.segments, np.asarray(view.expand()))
     return np.concatenate([np.zeros(0), *map(np.cumsum, seen)])
 

@@ -137,7 +137,7 @@ class ConfiguredStep:
 
     @cached_property
     def current(self) -> Array:
-        """Return the log-probs of the current policy. If they are missing, return `train`."""
+        """Return the log-probs of the current policy. If they or the advantages are missing, return `train`."""
         return self.step.values("current_log_probs" if self.has_loss else self.trained)
 
     @cached_property
@@ -222,7 +222,7 @@ class ConfiguredStep:
 
     @cached_property
     def weights(self) -> Array:
-        """Return the factor of each token's loss. It is 0 for a rejected token."""
+        """Return the weight of each token, or 0 for a rejected token."""
         return np.where(self.keep, self.raw_weights, 0).astype(self.step.dtype)
 
     def mean(self, values: Array, where: Bools | None = None) -> float:
@@ -241,7 +241,7 @@ class ConfiguredStep:
 
     @cached_property
     def counts(self) -> Array:
-        """Return one count of valid tokens per row [S]. An empty row gets 1."""
+        """Return the number of valid tokens per row [S], or 1 for an empty row."""
         return np.maximum(self.lengths, 1).astype(self.step.dtype)
 
     def row_sum(self, values: Array) -> Array:
@@ -256,7 +256,7 @@ class ConfiguredStep:
         return np.full(self.tokens, value)
 
     def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:
-        """Return a factor per token. The sum over tokens of factor times loss is the mean of the rows' mean losses."""
+        """Return a factor per token that turns a sum over tokens into the mean over rows of the row means."""
         counts = self.lengths if where is None else self.segments.sum(where)
         return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
 

@@ -63,7 +63,7 @@ _ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
 
 @dataclass(frozen=True)
 class SlimeConfig:
-    """The arguments in a user's file, as they are written there."""
+    """The arguments of a user's file, with the spelling and the values of the file."""
 
     root: Mapping[str, Any]
     version: SlimeVersion
@@ -81,7 +81,7 @@ class SlimeConfig:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Return the arguments whose value is a string that contains a number."""
+        """Return the arguments whose value is a number in quotes."""
         return [
             name for name, key in self.keys.items() if name in NUMBER_FIELDS and is_text_of_number(self.root.get(key))
         ]
@@ -227,7 +227,7 @@ _ARTICLE = "Let Speed Be With Stability (Training-Inference Mismatch with Miles)
 
 
 def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
-    """Return the number of the published run with these weights and gates, and True if the run was stable."""
+    """Find a run of the Miles article with the same weights and gates. Return its number, and True if it was stable."""
     weight, gates = correction.weight, correction.gates
     if weight is None or weight.level != "token" or weight.zero is not None:
         return None
@@ -288,7 +288,7 @@ class Slime(Framework):
         return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Return a remark if this version counts rejected tokens in the denominators. The presets do not count them."""
+        """Return a remark if this version counts rejected tokens in denominators, in contrast to the presets."""
         if not (self.about.rollout_denominators and correction.gates):
             return []
         return [
@@ -301,7 +301,7 @@ class Slime(Framework):
         return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
-        """Replay a step. If the version divides by the number of rollouts, the column `rollout_ids` identifies them."""
+        """Replay a step. The column `rollout_ids` shows which sequences belong to the same rollout."""
         from mismatchctl.frameworks.slime.replay import replay_step
         from mismatchctl.frameworks.step import Step
 
@@ -310,7 +310,7 @@ class Slime(Framework):
         return replay_step(step, self._arguments(correction), self.about, options.micro_batch_size)
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return the KL loss if the reference policy is missing, and OPSM's share, because it counts masked tokens."""
+        """Map names to the missing data. The KL loss needs the reference policy, OPSM's share needs masked tokens."""
         given = self._arguments(correction)
         lacks_reference = given.use_kl_loss and "ref_log_probs" not in columns
         found = dict.fromkeys(("kl_loss", "loss"), "ref_log_probs in every row") if lacks_reference else {}
@@ -340,7 +340,7 @@ MAX_NAMED_RANKS = 8
 
 
 def find_ranks(file: File) -> dict[Path, Any]:
-    """Find the files of all ranks of a rollout. Map each path to (rank, number of ranks, samples, has log-probs)."""
+    """Find the files of all ranks of a rollout. Map each path to (rank, number of ranks, sample ids, has_log_probs)."""
     rollout = file.path.stem.partition("_")[0]
     others = sorted(file.path.parent.glob(f"{rollout}_*.pt"))
     return _read_ranks(tuple((file.open(other), other.stat().st_size, other.stat().st_mtime_ns) for other in others))
@@ -358,14 +358,14 @@ def _read_ranks(stamps: tuple[tuple[File, int, int], ...]) -> dict[Path, Any]:
 
 
 def _identify_samples(data: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return a number that identifies each sample of a rank: its index, or a checksum of its tokens."""
+    """Return one id per sample of a rank: the index of the sample, or a checksum of its tokens."""
     if data.get("sample_indices") is not None:
         return tuple(int(index) for index in data["sample_indices"])
     return tuple(crc32(np.asarray(to_array(tokens), np.int64).tobytes()) for tokens in data.get("tokens", ()))
 
 
 def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDArray[Any]]]:
-    """Join the sliced columns of all ranks. For the file of another rank than 0, return {}."""
+    """Join the columns that are split across ranks. If `file` is not from rank 0, return {}."""
     size, own = content["cp_size"], content["cp_rank"]
     samples = _identify_samples(content["rollout_data"])
     ranks = reversed(find_ranks(file).items())  # if several files have the same rank, use the first
@@ -401,7 +401,7 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return which response tokens a rank has. The sequence (`axis` tokens) is cut into chunks, two per rank."""
+    """Return the positions of the response tokens that a rank has: two chunks of a sequence of `axis` tokens."""
     chunk = -(-axis // (2 * size))
     first = total - response - 1  # the logits at this position predict the first response token
     owned = [range(max(n * chunk, first), min((n + 1) * chunk, total - 1)) for n in (rank, 2 * size - 1 - rank)]
@@ -435,7 +435,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read a rank's samples. If the file of another rank returns these samples, return []."""
+    """Read a rank's samples. If these samples are read from the file of another rank, return []."""
     data = content["rollout_data"]
     if "log_probs" not in data:
         if any(has_log_probs for *_, has_log_probs in find_ranks(file).values()):
@@ -485,7 +485,7 @@ def _read_rollout_rows(file: File) -> Iterator[Row]:
 
 
 def take_response(tokens: list[int], length: int, mask: Any) -> Row:
-    """Return the tokens and mask of the response. If `mask` is None, all its tokens are valid."""
+    """Return the tokens and mask of the response. Without a mask, all response tokens are valid."""
     return {"response_ids": tokens[len(tokens) - length :], "mask": [1] * length if mask is None else mask}
 
 

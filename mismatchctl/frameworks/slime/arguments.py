@@ -32,7 +32,7 @@ Effect = Literal["mask", "zero"]
 
 @dataclass(frozen=True, kw_only=True)
 class SlimeVersion(CodeVersion):
-    """A version of slime or Miles. In the month `date`, it was the newest version."""
+    """A version of slime or Miles."""
 
     framework: str  # slime or Miles
     # metrics are divided by the valid tokens of a whole rollout before rejection. Otherwise by the metric's own mask.
@@ -50,7 +50,7 @@ class SlimeVersion(CodeVersion):
 
     @property
     def effect(self) -> Effect:
-        """Return what rejection, veto and mask mode do in this version: mask tokens, or set their weight to zero."""
+        """Return the effect of rejection, veto and mask mode: mask tokens, or set their weights to 0."""
         return "zero" if self.rollout_denominators or self.zeroes_rejected else "mask"
 
 
@@ -91,7 +91,7 @@ SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments that slime's loss reads. The defaults of mis.yaml's fields mean off or null."""
+    """The arguments that slime's loss reads."""
 
     use_tis: bool = False
     get_mismatch_metrics: bool = False
@@ -143,7 +143,7 @@ class Arguments:
 
     @property
     def vetoes(self) -> bool:
-        """Return True if the veto runs. It requires rejection, but before v0.2.0 only weights."""
+        """Return True if the veto runs. It needs `use_rs`, except with the old keys of mis.yaml."""
         alone = self.vetoes_alone and self.function == "mis" and self.use_tis
         return (self.rejects or alone) and self.rs_veto_threshold is not None
 
@@ -155,7 +155,7 @@ class Arguments:
 
     @property
     def rs_bounds(self) -> tuple[float, float]:
-        """Return the bounds of rejection. A bound that is not given is taken from the weights."""
+        """Return the bounds of rejection. A missing bound is replaced by the bound of the weights."""
         low, high = self.tis_bounds
         return (
             low if self.rs_lower_bound is None else self.rs_lower_bound,
@@ -188,7 +188,7 @@ _NON_NULL_KEYS = {name for name, kind in _FIELDS.items() if kind in ("bool", "fl
 
 
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Arguments:
-    """Read arguments from keys of mis.yaml and command-line flags. Other keys are ignored, as in slime."""
+    """Read the keys of mis.yaml and the command-line flags in `native`. Ignore other keys, as slime does."""
     for (key,), hint in find_unread_keys(native, version):
         raise ConfigError(f"no code reads {key!r}{hint}")
     named = _normalize_keys(native)
@@ -264,7 +264,7 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the slime version that a configuration is for ("" if any version), or None if it is not slime's."""
+    """Return the slime version of a configuration: "" if any version fits, None if it is not for slime."""
     named = _normalize_keys(native)
     if "mis_mode" in named and "mis_level" in named and named.keys().isdisjoint(MIS_FIELDS):
         return "2025-11"
@@ -295,7 +295,7 @@ def _normalize_keys(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
-    """Return the path of the correction function. If none is given but a field of mis.yaml is set, return mis.py."""
+    """Return the path of the correction function. If only fields of mis.yaml are given, return the path of mis.py."""
     if given is None:
         return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
     function = str(given).rpartition(".")[2]
@@ -307,7 +307,7 @@ def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | No
 
 
 def _check_value(key: str, value: Any) -> Any:
-    """Convert a value to the type of its key. Null is allowed if the key is optional."""
+    """Check the value of an argument, and convert numbers to float."""
     if key in _FLAG_FIELDS:
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{key} must be true or false, not {value!r}")
@@ -406,7 +406,7 @@ def make_correction(arguments: Arguments, name: str, effect: Effect) -> SlimeCor
 
 
 def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Arguments, list[str], list[str]]:
-    """Return the arguments for a Correction, a list of rules that slime lacks, and a list of rules that differ."""
+    """Return the arguments for a Correction, the rules that slime lacks, and the differences in the other rules."""
     effect = version.effect
     known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
     if isinstance(correction, SlimeCorrection):
@@ -424,7 +424,7 @@ def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Argum
 
 
 def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[str]]:
-    """Return the correction as slime would apply it, and a list of the differences."""
+    """Change a correction to the form that slime applies. Return it, and a list of the changes."""
     notes, weight = [], correction.weight
     if any(gate.effect != effect for gate in correction.gates):
         notes.append(

@@ -56,7 +56,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def raw_weights(self) -> Floats:
-        """Return the weights before bounds. Only mis.py clamps log ratios."""
+        """Return the unbounded weights. mis.py clamps log ratios, the other functions do not."""
         if self.arguments.function == "mis":
             return self.ratio(self.arguments.tis_level)
         return exp(self.d)
@@ -83,7 +83,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def factor(self) -> float:
-        """Return the mean bounded weight before rejection. Average tokens at level `token`, else sequence means."""
+        """Return the mean bounded weight before rejection, over tokens (level `token`) or over sequences."""
         values, count = self.row_mean(self.bounded_weights), len(self.segments)
         if self.arguments.tis_level == "token":
             values, count = self.row_sum(self.bounded_weights), self.tokens
@@ -132,7 +132,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def ppo_kl(self) -> Floats:
-        """Return old minus current log-prob. For GSPO, return the mean over the sequence."""
+        """Return old minus current log-prob per token. For GSPO, return the mean over the token's sequence."""
         difference = self.old - self.current
         if self.arguments.advantage_estimator == "gspo":
             difference = self.segments.spread(self.row_mean(difference))
@@ -168,7 +168,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def opsm_clipfrac(self) -> Floats:
-        """Return the number of tokens that OPSM masks divided by the number of valid tokens, per sequence [S]."""
+        """For each sequence [S], return the number of tokens that OPSM masks, divided by the number of valid tokens."""
         drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         invalid = (self.step.all_values("advantages") < 0) & ~self.step.mask
         masked = self.row_sum(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted
@@ -176,7 +176,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def kl_loss(self) -> Floats:
-        """Return the KL to the reference policy (or rollout) per token. `use_unbiased_kl` weights it by current/old."""
+        """Return the KL to the reference policy (or rollout) per token, times current/old with `use_unbiased_kl`."""
         reference = self.step.values("ref_log_probs") if self.step.has("ref_log_probs") else self.rollout
         importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
         return self.kl(self.current, reference, self.arguments.kl_loss_type, importance)
@@ -202,7 +202,7 @@ def _within(values: Floats, bounds: tuple[Any, Any]) -> Bools:
 
 
 def _sum_in_order(values: Floats) -> Any:
-    """Sum `values` [S] one after another, without a wider dtype. Python's `sum` of tensors does the same."""
+    """Sum `values` [S] one after another in their dtype, as Python's `sum` does for a list of tensors."""
     return np.cumsum(values)[-1] if len(values) else values.dtype.type(0)
 
 

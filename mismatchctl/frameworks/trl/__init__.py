@@ -48,11 +48,11 @@ class Trl(PlainFramework):
         return options
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return the entropy, which no dump contains, because it depends on all tokens of the vocabulary."""
+        """Return the name `entropy`. It cannot be computed from a dump, because it depends on the whole vocabulary."""
         return {"entropy": ""}
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Check a configuration. Report a missing `use_vllm` only if the file contains a key of the correction."""
+        """Check a configuration. If it contains no key of the correction, do not report a missing `use_vllm`."""
         found = super().lint(native, unknown)
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 

@@ -143,7 +143,7 @@ def _format_pure_key(version: VerlVersion) -> str:
 
 
 def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
-    """Yield findings about bypass mode in the V1 trainer, which only partly applies this mode."""
+    """Yield findings about bypass mode for the V1 trainer, because this trainer applies only a part of it."""
     root, settings, use_v1 = written.root, written.settings, written.find("trainer", "use_v1")
     # Rollout and trainer on separate nodes, where verl applies bypass mode.
     separate = "async_training" in root or (isinstance(root.get("rollout"), Mapping) and "actor_rollout_ref" in root)
@@ -206,7 +206,7 @@ def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]:
-    """Yield the findings. With `keys_only`, check only the keys, because some values are not in the file."""
+    """Yield the findings. With `keys_only`, for a file with unknown values, check only the keys."""
     yield from _check_keys(written)
     if keys_only:
         return
@@ -245,7 +245,7 @@ class Verl(Framework):
         return list(find_traps(VerlConfig(native, self.about), keys_only=bool(unknown)))
 
     def is_default_file(self, name: str) -> bool:
-        """Return True if the file comes from verl's own Hydra configuration."""
+        """Return True if the file is a part of verl's own Hydra configuration."""
         group, _, last = name.rpartition("/")
         if BLOCK in group or group == "algorithm":
             return last in (BLOCK, "null")
@@ -283,7 +283,7 @@ Keys = dict[str, Any]
 
 
 def _expand_factory(factory: Sequence[Any], given: Keys) -> Keys:
-    """Return the keys that a method of RolloutCorrectionConfig sets. `factory`: its entry in factories.yaml."""
+    """Return the keys that a class method of RolloutCorrectionConfig sets. `factory`: an entry of factories.yaml."""
     level, rejection, fixed, parameters = factory
     values = parameters | given
     made: Keys = {"rollout_is": level, "rollout_rs": rejection}

@@ -61,7 +61,7 @@ class VerlVersion(CodeVersion):
 
     @property
     def names_loss(self) -> bool:
-        """Return True if bypass mode has an option for the loss. In such versions, every loss applies rejection."""
+        """Return True if `loss_type` selects the loss of bypass mode. Then, every loss applies rejection."""
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
@@ -169,7 +169,6 @@ def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explain_key(key: str, version: VerlVersion) -> str:
-    """Return a hint for a message: the versions that read a key, and the key to use instead."""
     names = [other.name for other in VERSIONS if key in other.keys]
     clauses = (
         [f"verl@{names[0]} does" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]} do"] if names else []
@@ -221,7 +220,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """Create a Correction that verl logs as `measured` but applies without weights. `left`: other changed fields."""
+    """Create the part of `measured` that verl applies: no weights, and the fields in `left` replaced."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured
@@ -311,7 +310,7 @@ def _read_loss(settings: Mapping[str, Any], version: VerlVersion) -> tuple[LossN
 
 
 def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
-    """Parse (upper, lower) from a number, from "2.0", or from "lower_upper" (IcePop). So "1_000" is not 1000."""
+    """Return (upper, lower) for "lower_upper" (IcePop), or (upper, None) for a number or a string such as "2.0"."""
     key = "rollout_is_threshold"
     if isinstance(value, bool):
         raise TypeError(f"{key} must be specified as a float or a string threshold specification, not a boolean.")
@@ -365,7 +364,7 @@ def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple
 
 
 def _parse_rejection(option: str, text: str, source: RatioSource) -> Gate:
-    """Parse one option. For k1 (rollout minus train log-prob), a threshold "lower_upper" bounds rollout/train."""
+    """Parse one option. As k1 is rollout minus train log-prob, its threshold "lower_upper" bounds rollout/train."""
     statistic, level = RS_OPTIONS[option]
     if statistic == "k1":
         low, separator, high = text.partition("_")
@@ -420,7 +419,7 @@ def _check_positive(key: str, settings: Mapping[str, Any]) -> None:
 
 
 def _build_rule(kind: type[Model], **fields: Any) -> Model:
-    """Create a rule even if it is not valid. verl accepts empty intervals and nan."""
+    """Create a rule even if it is not valid, because verl accepts empty intervals and nan."""
     try:
         return kind(**fields)
     except ValidationError:
@@ -433,7 +432,7 @@ def _make_veto(threshold: float, source: RatioSource, version: VerlVersion) -> G
 
 @dataclass(frozen=True)
 class VerlConfig:
-    """A user's configuration, with the values written in the file."""
+    """A user's configuration as it is written in the file."""
 
     root: Mapping[str, Any]  # the whole configuration
     version: VerlVersion  # the version that reads it
@@ -458,7 +457,7 @@ class VerlConfig:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Return the keys whose threshold is a number in quotes. verl of 2026 accepts such strings, so return []."""
+        """Return the thresholds that are numbers in quotes. verl of 2026 accepts such strings, so the list is empty."""
         if self.version.dialect == "estimator":
             return []
         return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]
@@ -516,7 +515,7 @@ def find_rs_option(gate: Gate) -> str:
 
 
 def split_gates(correction: Correction) -> tuple[tuple[Gate, ...], float | None]:
-    """Return the gates for `rollout_rs`, and the threshold of the veto. Versions before 2026 support only one gate."""
+    """Return the gates for `rollout_rs`, and the threshold of the veto."""
     vetoes = [gate.keep[0] or 0.0 for gate in correction.gates if gate.level == "min"]
     return tuple(gate for gate in correction.gates if gate.level != "min"), max(vetoes, default=None)
 
@@ -552,7 +551,7 @@ def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, 
 
 
 def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
-    """Convert a gate on the ratio to k1, or a gate on k1 to the ratio, if the version only supports the other one."""
+    """Convert a gate on the ratio to k1, or the reverse, if the version does not support the statistic of the gate."""
     low, high = gate.keep
     if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVELS and high:
         keep = (-math.log(high), -math.log(low) if low else math.inf)
@@ -568,7 +567,7 @@ def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
 
 
 def _write(correction: Correction, version: VerlVersion) -> dict[str, Any]:
-    """Return the keys for a Correction. For rules that the version does not support, return similar keys."""
+    """Return the keys that are nearest to a Correction, or raise a LookupError if a rule has no key."""
     weight, loss, (rejections, veto) = correction.weight, correction.loss, split_gates(correction)
     if version.dialect == "flat":
         if weight is None:
@@ -618,7 +617,7 @@ def _format_exp(logarithm: float) -> str:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the newest of the versions that fit a configuration best. Without a correction key, return None."""
+    """Return the version that fits a configuration best (the newest of several), or None without a correction key."""
     native = with_rllm(native)
     outer = find_value(native, "algorithm")
     nested = BLOCK in (outer if isinstance(outer, Mapping) else native)
@@ -632,7 +631,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> tuple[int, int]:
-    """Return the number of known keys, and 0 if this version refuses them, 1 if the correction is empty, else 2."""
+    """Return (number of known keys, rank). Rank: 0 if the version refuses them, 1 without a correction, else 2."""
     section = find_value(native, *find_path(native, version))
     known = section.keys() & version.keys.keys() if isinstance(section, Mapping) else set()
     if section is native:  # other frameworks have a loss_type too, and the flat rollout_is is a switch, not a level

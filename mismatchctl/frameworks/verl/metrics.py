@@ -82,7 +82,7 @@ Measured = dict[str, Values]
 
 
 def _measure_distance(sample: ConfiguredStep) -> Measured:
-    """Compute distances between the two policies. Only the squared ratios are clamped."""
+    """Compute distances between train and rollout. Log ratios are clamped only for squared ratios."""
     x, train, rollout = sample.d, -sample.row_mean(sample.train), -sample.row_mean(sample.rollout)
     return {
         "train_log_ppl": train,
@@ -107,7 +107,7 @@ def _measure_ratio(
     upper: float,  # weights above this count as high, and are truncated to it
     zero: bool = False,  # True if weights outside the bounds become 0 (IcePop)
 ) -> Measured:
-    """Compute the ratio at a level. For rows, compare its logarithm with the float32 logarithm of the threshold."""
+    """Compute the ratio at a level. For rows, `high` and `low` compare logarithms in float32."""
     token = level == "token"
     x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))
@@ -180,13 +180,13 @@ Tables = tuple[str, ...]
 
 
 def _weight_tables(level: str, version: VerlVersion) -> Tables:
-    """Return the tables with metrics of weights. Geometric fractions count tokens in 2025-10, rows later."""
+    """Return the tables with metrics of weights. In 2025-10, shares of geometric weights count tokens, not rows."""
     kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
     return "weights", f"{kind}_weights"
 
 
 def _factor_table(level: str, version: VerlVersion) -> str:
-    """Return the table with the mean weight for normalization. With PR #4070, empty rows count as 0 in this mean."""
+    """Return the table with the mean weight for normalization. With PR #4070, the mean counts empty rows as 0."""
     return f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor"
 
 
@@ -300,7 +300,7 @@ def replay_step(
     """Compute weights, kept tokens and metrics of one training step, as verl does on one rank.
 
     In bypass mode, verl compares current_log_probs with rollout_log_probs. It corrects each micro-batch separately, and
-    logs means over micro-batches. Before 2026, it logs the largest or smallest value for names with max or min.
+    logs means over micro-batches. Before 2026, names with `max` or `min` get the maximum or minimum instead.
     """
     if correction.loss == "ppo":
         replay = _replay_batch(step, correction, version, "train_log_probs", applied)
@@ -392,7 +392,7 @@ def _compute_rejections(
 def _compute_weights(
     sample: ConfiguredStep, weight: Weight | None, version: VerlVersion
 ) -> tuple[Floats | None, dict[str, float], dict[str, float]]:
-    """Return the final weights, the metrics of weights before normalization, and the logged normalization factor."""
+    """Return the final weights, the metrics of the weights before normalization, and the logged mean weight."""
     if weight is None:
         return None, {}, {}
     (low, upper), zero = weight.bounds, weight.zero is not None
