@@ -77,7 +77,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value, how often it is dropped, and True if a smaller value is kept."""
+        """Return (smallest dropped value, number of dropped values equal to it, True if a smaller value is kept)."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -387,7 +387,7 @@ class Weights:
 
     @cached_property
     def log_ratio(self) -> Float64s:
-        """Return the logarithm of each weight, before it is clamped and bounded."""
+        """Return the logarithm of each weight, before limits and bounds are applied."""
         rule, ratios = self.rule, self.ratios
         if rule.level == "token":
             return ratios.log_ratio
@@ -410,7 +410,7 @@ class Weights:
 
     @cached_property
     def raw_excess(self) -> Float64s:
-        """Return (weight - 1) of unbounded weights. For weights near 1, this is more exact than `raw` - 1."""
+        """Return weight - 1 before bounds are applied. For weights near 1, this is more exact than `raw` - 1."""
         if self.are_ratios:
             return self.ratios.excess
         if self._limit == LOG_RATIO_BOUND:
@@ -457,7 +457,7 @@ class Weights:
         return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
-        """Return the sum over the selected tokens of each sequence [S]. A value of a sequence counts once per token."""
+        """Sum `values` over the selected tokens of each sequence [S]. A value per sequence counts once per token."""
         if self.per_token:
             return over.sum(values)
         return np.where(over.counts > 0, values, 0.0) * over.counts

@@ -186,7 +186,6 @@ def describe_traits(name: str, correction: Correction) -> dict[str, str]:
 
 
 def _count_policies(correction: Correction) -> int:
-    """Count how many of the policies rollout, train and current a correction uses."""
     uses_rollout = correction.weight is not None or bool(correction.gates)
     return 3 if correction.loss == "ppo" and uses_rollout else 2
 

@@ -154,7 +154,7 @@ _UNKNOWN = object()
 
 
 def is_typo_of(key: str, names: Iterable[str]) -> str:
-    """Return the first of `names` that `key` may misspell, by one or two letters. Otherwise, return ""."""
+    """Return the first of `names` that is one or two letters away from `key`, or ""."""
     plain = _letters(key)
     for name in names:
         other = _letters(name)
@@ -179,7 +179,7 @@ def _is_near(one: str, other: str, most: int) -> bool:
 
 
 def is_same(one: Correction, other: Correction, rounding: float = 0.0) -> bool:
-    """Return True if two Corrections weight and reject in the same way. Names do not matter."""
+    """Return True if two Corrections give the same weights and reject the same data. Names do not matter."""
     (ours, our_bounds), (theirs, their_bounds) = _comparable_rules(one), _comparable_rules(other)
     pairs = zip(our_bounds, their_bounds, strict=False)
     return ours == theirs and all(a == b or math.isclose(a, b, rel_tol=rounding, abs_tol=rounding) for a, b in pairs)
@@ -274,7 +274,7 @@ class ReplayOptions:
 
 
 CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
-"""A framework's nearest rule may differ from our rule only for such a token. Real dumps contain no such token."""
+"""Condition for a difference between our rule and a framework's nearest rule. No token of a real dump meets it."""
 REPLAY_DEFAULTS = ReplayOptions()
 
 
@@ -403,7 +403,7 @@ class Framework(ABC):
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings. `unknown`: keys with a value from outside the file, and "" if a file is missing."""
+        """Return findings. `unknown`: keys whose value is not in the file, and "" if an included file is missing."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:

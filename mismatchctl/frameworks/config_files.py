@@ -97,7 +97,7 @@ _PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(registry.CONFIG_CLA
 _COMMANDS = ("run", "command")
 """Keys of job files, such as SkyPilot's, that contain a shell script."""
 UNPACKED = "the ** of the call"
-"""Stands for the options that a call unpacks with `**`."""
+"""Name for the options that a call unpacks with `**`, in `RawConfig.missing`."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
 """Flags whose value is the path of a training configuration. The empty flag is a positional argument."""
 

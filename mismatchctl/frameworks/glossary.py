@@ -58,7 +58,7 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of the mismatch metric that a name means in all frameworks, or None if it is ambiguous."""
+    """Return the key of the mismatch metric that a name means in all frameworks, or None for an ambiguous name."""
     if "/" not in name:  # ambiguous, unless it is a key of mismatchctl. Counts (`tokens`) are ambiguous, too.
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
     named = {item.measure for _, meanings in _iterate_meanings() for item in meanings if item.name == name}
@@ -114,7 +114,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return mismatchctl's metric if all meanings define it. Without normalization, bounded weights are also final."""
+    """Return the metric that all meanings define. Without normalization, bounded weights equal final weights."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:
@@ -171,7 +171,7 @@ FACT_FIELDS = ("unit", "definition", "meaning", "source")
 
 
 def find_metrics(name: str | None = None) -> Sections:
-    """Return metrics by section. `name` is the key of a metric, or a word in keys. Without `name`, return all."""
+    """Return metrics by section. `name`: a key, or a word that occurs in keys. Without `name`, return all."""
     sections: Sections = {
         "The mismatch": list(MISMATCH_METRICS),
         **{pair.section: list(pair_metrics(pair)) for pair in PAIRS[1:]},

@@ -87,7 +87,7 @@ def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> s
 def check_bounds(
     correction: Correction, weight_place: str, gate_place: GatePlace, source: str
 ) -> Iterator[LintMessage]:
-    """Report empty intervals, bounds that no value can reach, and bounds that exclude tokens without mismatch."""
+    """Report empty intervals, bounds that no value can reach, and bounds that exclude tokens without a mismatch."""
     if (weight := correction.weight) is not None:
         low, high = weight.bounds
         if math.exp(LOG_RATIO_BOUND) < high < math.inf:

@@ -54,7 +54,7 @@ def read_choice(choices: Mapping[str, Meant], options: Options, name: str) -> Me
 
 
 def check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
-    """Raise an error if a flag is a string. Some frameworks read the string "false" as true."""
+    """Raise an error if the value of a boolean option is a string. Some frameworks read the string "false" as true."""
     if isinstance(usual, bool) and isinstance(value, str):
         raise ConfigError(f"{title}: {'.'.join(place)} must be true or false, found the text {value!r}")
 
@@ -252,7 +252,7 @@ class PlainFramework(Framework):
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
-        """Return options in the framework's spelling. Leave out options that are null if null is their default."""
+        """Return options in the framework's spelling. Leave out an option if its value and its default are null."""
 
         def drop_nulls(values: Mapping[str, Any], usual: Mapping[str, Any]) -> Options:
             return {key: one for key, one in values.items() if one is not None or usual.get(key) is not None}
@@ -276,7 +276,6 @@ class PlainFramework(Framework):
         return not self.switch or any(name == self.switch for _, name, _ in self.find(native))
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
-        """Return True if the key is an option or a part of an option."""
         return any(place[: len(found)] == tuple(map(str, found)) for found, _, _ in self.find(native))
 
     @abstractmethod

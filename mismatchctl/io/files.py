@@ -1,4 +1,4 @@
-"""Local files: limited reads, atomic writes, temporary folders, and recognition of mismatchctl's output files."""
+"""Local files: limited reads, atomic writes, temporary folders, and a check for mismatchctl's own output files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _own_folders: set[Path] = set()
 
 @dataclass(frozen=True)
 class NextNumber:
-    """The next numbered JSON file in a folder (0001.json, ...). The number is chosen when the file gets its name."""
+    """The next numbered JSON file in a folder (0001.json, ...). The number is chosen when the file is moved there."""
 
     folder: Path
 
@@ -64,7 +64,7 @@ def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | N
 
 
 def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | None = None) -> bytes:
-    """Read up to `count` bytes of a regular file. The function never waits for a pipe."""
+    """Read up to `count` bytes of a regular file. Raise an OSError for a pipe instead of waiting for data."""
     with open_regular_file(path) as file:
         found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
@@ -77,7 +77,7 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
 
 
 def open_regular_file(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading. The function never waits for a pipe."""
+    """Open a regular file for reading. Raise an OSError for a pipe instead of waiting for data."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -126,7 +126,7 @@ def replace_together() -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> Iterator[Path]:
-    """Yield a temporary path. It replaces `path` after the block, or (unless `at_once`) after `replace_together`."""
+    """Yield a temporary path. Move it to `path` after this block or, unless `at_once`, after `replace_together`."""
     target = path if isinstance(path, NextNumber) else Path(path)
     pending = None if at_once else _pending_moves.get()
     temporary = _new_temporary_file(_shown_target(target))
@@ -265,7 +265,7 @@ _ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{\s*"(?:by_hand|rules|verdict)
 
 
 def is_own_output(path: Path) -> bool:
-    """Return True if the file is empty or if mismatchctl wrote it."""
+    """Return True if the file is empty, or if mismatchctl wrote it and it is not an accepted baseline."""
     try:
         with path.open("rb") as file:
             first = file.read(_PREFIX_BYTES)

@@ -1,8 +1,7 @@
 """Check the footer of a Parquet file before pyarrow reads the file.
 
 Some damaged footers crash pyarrow, and with it the whole process. A check in a second process would take at least
-0.1 s per file, because pyarrow must be imported there. This parser takes less than 1 ms per file, plus 0.2 s per MB of
-footer. It also reads page headers.
+0.1 s per file, because pyarrow must be imported there. This parser takes less than 1 ms, plus 0.2 s per MB of footer.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ SchemaLeaf = tuple[Any, int, int]
 
 
 def check_footer(file: pa.NativeFile) -> None:
-    """Raise ArrowInvalid for a footer that would crash pyarrow. The position in the file does not change."""
+    """Raise ArrowInvalid for a footer that would crash pyarrow. Otherwise, keep the position in the file."""
     place, size = file.tell(), file.size()
     file.seek(max(0, size - _FIRST_READ_BYTES))
     tail = file.read(_FIRST_READ_BYTES)
@@ -99,7 +98,7 @@ class CompactReader:
         self._data, self.at = data, 0
 
     def struct(self, depth: int, form: ThriftForm) -> ThriftStruct:
-        """Read a structure. Return the fields with a number in `form`, and skip all other fields."""
+        """Read a structure. Return the fields whose number is in `form`, and skip all other fields."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deeply")
         fields: ThriftStruct = {}

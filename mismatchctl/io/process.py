@@ -21,7 +21,7 @@ _cleanups: list[Callable[[], None]] = []
 
 
 def install_handlers() -> None:
-    """Raise KeyboardInterrupt on signals that are not ignored (as by nohup). A second signal ends the process."""
+    """Raise KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP, unless ignored. A second signal ends the process."""
     for number in _SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
             signal.signal(number, _handle_signal)
@@ -53,7 +53,7 @@ def signal_exit_code() -> int | None:
 
 
 def raise_if_received() -> None:
-    """Raise KeyboardInterrupt if a signal was received. In a library's callback, the first exception may get lost."""
+    """Raise KeyboardInterrupt if a signal was received. A library may have suppressed the first KeyboardInterrupt."""
     if _received_signals:
         raise KeyboardInterrupt
 
@@ -81,7 +81,7 @@ ResultT = TypeVar("ResultT")
 def ordered_map(
     work: Callable[[ItemT], ResultT], items: Iterable[ItemT], threads: int
 ) -> Iterator[tuple[ItemT, ResultT]]:
-    """Apply `work` in threads and yield (item, result) in input order. At most `threads + 1` results are pending."""
+    """Apply `work` in threads and yield (item, result) in input order. Start at most `threads + 1` items ahead."""
     if threads <= 1:
         yield from ((item, work(item)) for item in items)
         return
@@ -132,7 +132,7 @@ _previous_threads: list[int] = []
 
 @contextlib.contextmanager
 def limit_to_one_thread() -> Iterator[None]:
-    """Limit numpy's OpenBLAS to one thread in this block. Other BLAS libraries keep their threads."""
+    """Limit numpy's OpenBLAS to one thread in this block. Do not limit any other BLAS library."""
     found = _find_openblas()
     if found is None:
         yield
@@ -167,7 +167,7 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 
 def release_memory() -> None:
-    """Return memory that numpy and Arrow have freed to the system. Otherwise, the process keeps this memory."""
+    """Give the memory that numpy and Arrow no longer use back to the operating system."""
     import pyarrow as pa
 
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc

@@ -71,7 +71,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return one Launch per command with flags or overrides. Else return one Launch with all arguments."""
+    """Return one Launch per command that has arguments, or else one Launch for all flags in the text."""
     return _Script(text).launches()
 
 
@@ -213,7 +213,7 @@ def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Lines(io.StringIO):
-    """Script text for shlex. The end of a line is kept after a comment, because it also ends the command."""
+    """Script text for shlex. shlex drops the line end after a comment, but here it is kept to end the command."""
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         line = super().readline(-1 if size is None else size)
@@ -223,7 +223,7 @@ class _Lines(io.StringIO):
 
 
 def _without_files(text: str) -> str:
-    """Remove here-documents that are not part of the script: text for a file, or code for Python."""
+    """Remove here-documents that contain a file or Python code instead of shell commands."""
     lines, place = text.split("\n"), 0
     while place < len(lines):
         first = lines[place]
@@ -300,7 +300,7 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping that contains the last of `keys`. Create it, and replace values on the path, like Hydra."""
+    """Return the mapping for the last key. Like Hydra, create missing mappings, and overwrite other values."""
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:
@@ -352,7 +352,7 @@ def find_python_calls(text: str, name: str) -> list[PythonCall]:
 
 
 def _function_name(called: ast.expr, name: str) -> str | None:
-    """Return "" for a call of `name` or `x.name`, "method" for `name.method`, and None for any other call."""
+    """Return "" if `name` itself is called, the method if a method of `name` is called, and else None."""
     if isinstance(called, ast.Attribute) and name == getattr(called.value, "attr", getattr(called.value, "id", None)):
         return called.attr
     return "" if name == getattr(called, "attr", getattr(called, "id", None)) else None

@@ -133,7 +133,7 @@ _MISSING = object()
 
 
 def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
-    """Resolve the interpolations in keys and values. An unknown reference stays as it is written.
+    """Resolve the interpolations in the values of `keys`. An unknown reference stays as it is written.
 
     `oc.env` resolves to its default value, because the training runs in another environment. A referenced block is
     copied without resolving the interpolations inside it.
@@ -179,7 +179,7 @@ def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    """Look up a dotted path. One leading dot means the block of the value, two dots the block above, none the root."""
+    """Look up a dotted path from the root. With one leading dot, start at the value's block, with two at its parent."""
     keys = where.lstrip(".")
     up = len(where) - len(keys)
     found: Any = root
@@ -191,7 +191,7 @@ def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> 
 
 
 def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[str], Any] | None = None) -> Any:
-    """Parse JSON. By default, NaN, overflow and repeated keys are errors."""
+    """Parse JSON. Unless `as_python_writes` is set, refuse NaN, numbers that overflow, and repeated keys."""
     strict: dict[str, Any] = {"parse_float": parse_float, "parse_int": parse_integer}
     strict |= {"parse_constant": _refuse_constant, "object_pairs_hook": _check_unique_keys}
     try:
@@ -296,7 +296,7 @@ def _line_and_column(mark: Any) -> tuple[int, ...]:
 
 
 class _Builder:
-    """Builder of plain values from YAML nodes. Unlike PyYAML, it limits how many values aliases can repeat."""
+    """Builder of plain values from YAML nodes. It limits the number of values, also of values that aliases repeat."""
 
     def __init__(self, decimal: bool) -> None:
         self._decimal, self._values = decimal, 0
@@ -370,7 +370,7 @@ def read_with_scalars(path: str | Path, *, decimal: bool = False) -> tuple[Any, 
 
 
 def _check_nesting(data: Any, most: int) -> None:
-    """Refuse JSON or TOML with too many levels, because later steps recurse."""
+    """Refuse JSON or TOML with more than `most` levels, because later functions recurse into them."""
     if isinstance(data, (dict, list)):
         if not most:
             raise TextError("nested too deeply")

@@ -75,7 +75,7 @@ class SlimeConfig:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Return the given values by argument name. Numbers in quotes are converted."""
+        """Return the given values by argument name, with numbers in quotes as floats."""
         values = {name: self.root[key] for name, key in self.keys.items() if key in self.root}
         return {name: float(value) if name in self.texts else value for name, value in values.items()}
 

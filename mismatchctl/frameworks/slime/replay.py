@@ -127,7 +127,7 @@ class MicroBatch(ConfiguredStep):
         return self.rollout if self.arguments.use_rollout_logprobs else self.train
 
     def finite(self, values: Floats) -> Floats:
-        """Replace NaN and infinities by 0, as Miles does."""
+        """For Miles, replace NaN and infinities by 0. For slime, return the values unchanged."""
         return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0) if self.version.finite else values
 
     @cached_property
@@ -152,7 +152,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def drift(self) -> Floats:
-        """Return old minus current log-prob, averaged over each sequence, as an array [S]. OPSM uses it."""
+        """Return the mean of old minus current log-prob for each sequence [S]. OPSM uses this mean."""
         return self.row_mean(self.old - self.current)
 
     @cached_property

@@ -245,7 +245,6 @@ class Verl(Framework):
         return list(find_traps(VerlConfig(native, self.about), keys_only=bool(unknown)))
 
     def is_default_file(self, name: str) -> bool:
-        """Return True if the file is a part of verl's own Hydra configuration."""
         group, _, last = name.rpartition("/")
         if BLOCK in group or group == "algorithm":
             return last in (BLOCK, "null")

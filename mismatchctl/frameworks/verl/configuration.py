@@ -451,7 +451,7 @@ class VerlConfig:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Return the known keys. Numbers in quotes are converted."""
+        """Return the given values of known keys, with numbers in quotes as floats."""
         known = {key: value for key, value in self.section.items() if key in self.version.keys}
         return {key: float(known[key]) if key in self.texts else known[key] for key in known}
 

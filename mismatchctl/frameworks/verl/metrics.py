@@ -343,7 +343,6 @@ def _measure_off_policy(sample: ConfiguredStep, version: VerlVersion) -> dict[st
 
 
 def _compute_flat(sample: ConfiguredStep, correction: Correction, version: VerlVersion) -> _Outcome:
-    """Compute the correction of verl 2025-10, which has one ratio and two thresholds."""
     weight, kept = correction.weight, np.ones(len(sample.train), np.bool_)
     rejections, threshold = split_gates(correction)
     if weight is None:
