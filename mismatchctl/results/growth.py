@@ -49,7 +49,7 @@ class OnsetFit:
 
 
 def extra_variance(height: Float64s, error: Float64s) -> float:
-    """Return the variance between neighboring steps beyond their errors. A single jump does not change it."""
+    """Return how much neighboring steps vary beyond their errors, as a variance. One jump does not change it."""
     steps = np.diff(height)
     if len(height) < SHORT_SERIES:
         return 0.0
@@ -58,7 +58,7 @@ def extra_variance(height: Float64s, error: Float64s) -> float:
 
 
 def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
-    """Flag steps with a large residual, but not the first or last steps, and not more than five steps in a row."""
+    """Flag steps with a large residual, except the first and last steps and more than five flagged steps in a row."""
     count = len(residual)
     apart, none = np.abs(residual), np.zeros(count, np.bool_)
     if count < 2 * _WINDOW + 2:
@@ -79,7 +79,7 @@ def running_median(height: Float64s) -> Float64s:
 
 
 def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Fit a jump or a ramp by weighted least squares, without the bad steps. Return the fit and the bad steps."""
+    """Fit a jump or a ramp by weighted least squares, without the bad steps. Return the fit and the final bad steps."""
     fit = _fit_good_steps(where, height, error, ~bad)
     again = _flag_outliers(height - fit.at(where), 0.0)
     if not np.array_equal(again, bad):
@@ -128,12 +128,12 @@ def _weigh(height: Float64s, error: Float64s) -> Float64s:
 
 
 def _scale(squares: float, count: int) -> float:
-    """Return the variance of the residuals relative to the expected variance, but at least 1."""
+    """Return the variance of the residuals divided by the expected variance, but at least 1."""
     return max(1.0, squares / max(count - 4, 1))
 
 
 def _list_candidates(count: int) -> NDArray[np.int64]:
-    """Return the start and end of the jumps and ramps to try. In very long series, few steps can start a ramp."""
+    """Return start and end of all jumps and ramps to try. In a long series, not every step can start a ramp."""
     powers = np.arange(0, math.log(count) / math.log(_DURATION_RATIO) + 1)
     durations = np.unique(np.rint(_DURATION_RATIO**powers).astype(np.int64))
     every = np.arange(count - 1)
@@ -164,7 +164,7 @@ def _fit_all(
 def _fit_squares(
     where: Float64s, height: Float64s, weight: Float64s, start: NDArray[np.int64], end: NDArray[np.int64], power: float
 ) -> Float64s:
-    """Return the weighted squared residuals of each ramp. With cumulative sums, a ramp takes constant time."""
+    """Return the sum of weighted squared residuals for each ramp. Cumulative sums make the time per ramp constant."""
     if power * np.ptp(height) > 100.0:
         return np.full(len(start), np.inf)  # the squares would overflow
     if power:
@@ -224,7 +224,7 @@ class Growth(FiniteModel):
     """The change of a metric over the steps of a run. `text` describes it.
 
     Attributes:
-        verdict: `grew` or `fell`. Without a significant change, it is the reason, and most other values are null.
+        verdict: `grew` or `fell`. Without a significant change, another word gives the reason, and most values are null.
         steps: The number of steps with a value. `value` is the metric at the last of these steps.
         factor: The level after the change divided by the level before, with a 95% `interval`.
         onset: The first step that leaves the old level, with a 95% `onset_interval`. `until` is the last step of the
@@ -313,10 +313,9 @@ def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
 
 
 def _is_significant(change: float, error: float, steps: int) -> bool:
-    """Return True if a change of the logarithm is significant, and if it is at least a factor of 1.2."""
-    # the scatter of short series is poorly known
+    """Return True if a change of a logarithm is significant and at least a factor of 1.2."""
+    # in a short series, the estimated error is uncertain
     limit = Z_LIMIT if steps >= SHORT_SERIES else 5.0
-    # a change by a factor below 1.2 does not count, even if it is significant
     return abs(change) >= limit * error and abs(change) >= math.log(1.2)
 
 
@@ -367,9 +366,9 @@ def check_outliers(
     """Test whether a few tokens cause the change of K3. If so, add their number, or reject the change.
 
     `p99` is the 99th percentile of |log ratio| at each step. `outliers` is the number of tokens whose two probabilities
-    differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change. Then the ranks
-    of the steps before and after the change must also differ significantly, because standard errors do not include how
-    often such tokens occur.
+    differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change. Standard
+    errors do not include how often such tokens occur. Therefore, the change is rejected if a rank test of the steps
+    before and after the change is not significant.
     """
     rows = [
         (i, value, high, count)
@@ -437,7 +436,7 @@ def step_blocks(count: int) -> list[NDArray[np.int64]]:
 
 
 def _is_uneven(height: Float64s, error: Float64s) -> bool:
-    """Return True if blocks of steps differ by more than their standard errors, and False if these are unknown."""
+    """Return True if blocks of steps differ by more than their standard errors. Without errors, return False."""
     if not error.any():
         return False
     blocks = step_blocks(len(height))
@@ -454,7 +453,7 @@ NEAR_RISE = 2.71
 
 @dataclass(frozen=True)
 class Ramps:
-    """Least-squares fits of all ramps (old level, straight line, new level) to the blocks of a series."""
+    """Least-squares fits of all ramps (old level, straight line, new level) to the means of blocks of steps."""
 
     where: Float64s
     start: NDArray[np.int64]  # block at which the ramp starts
@@ -482,7 +481,7 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return which part of each change is complete at each position. A ramp to the last step continues after it."""
+        """Return the completed part of each change at each position. A ramp to the last step continues after it."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1
@@ -497,7 +496,7 @@ class Ramps:
 
     @property
     def scale(self) -> float:
-        """Return the variance of the best ramp's residuals relative to the expected variance, but at least 1."""
+        """Return the variance of the best ramp's residuals divided by the expected variance, but at least 1."""
         return _scale(float(self.squares.min()), len(self.where))
 
     def has_change(self, steps: int) -> bool:

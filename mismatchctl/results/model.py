@@ -53,7 +53,7 @@ class RivalCause(FiniteModel):
 
 
 class Example(FiniteModel):
-    """A sequence that shows the cause. `position` is the index of the first affected token, in the row of the file."""
+    """A sequence that shows the cause. `position` is the index of its first affected token."""
 
     file: str
     row: int
@@ -69,9 +69,10 @@ Side = Literal["rollout", "trainer", "both", "none"]
 class Finding(FiniteModel):
     """One cause of the mismatch.
 
-    `share` is the approximate share of the total |log ratio| that the cause explains, and `share_k3` its share of K3.
-    `share_k3` is null if it cannot be separated from the share of another finding. `where` lists the affected steps,
-    workers, positions or sequences. `pointless` names the corrections that do not help before the cause is fixed.
+    `share` is the approximate share of the total |log ratio| that the cause explains. `share_k3` is the share of K3
+    that it explains, or null if it cannot be separated from the share of another finding. `where` lists the affected
+    steps, workers, positions or sequences. `pointless` names the corrections that do not help before the cause is
+    fixed.
     """
 
     cause: str
@@ -92,8 +93,8 @@ class Finding(FiniteModel):
 class Agreement(FiniteModel):
     """The step at which a logged metric differs most from the value that was computed from the dump.
 
-    `steps` is the number of compared steps. `difference` is relative to the larger of the two values. A difference up
-    to about `allowed` can come from float32, the framework's reduction and the digits of the log.
+    `steps` is the number of compared steps. `difference` is relative to the larger of the two values. Differences up to
+    about `allowed` are normal, because of float32, the framework's way to average, and rounding in the log.
     """
 
     steps: int
@@ -108,7 +109,7 @@ class Agreement(FiniteModel):
 class LogComparison(FiniteModel):
     """Comparison of the run's log with the values that the framework would have logged for this dump.
 
-    `missing` contains metrics that are not in the log, or not at a step of the dump.
+    `missing` contains the metrics that the log does not contain at any step of the dump.
     """
 
     names: dict[str, Agreement] = Field(default_factory=dict)
@@ -157,8 +158,8 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 class Value(FiniteModel):
     """A value with standard error `se` and 95% interval. `status` is "ok", or the reason why the value is null.
 
-    `tail` is "heavy_tail" if a few clusters or a few large weights dominate. Then the interval is too narrow: it
-    contains the true value with a probability of only `covers`, as measured on other dumps.
+    `tail` is "heavy_tail" if a few clusters or a few large weights dominate the value. Then the interval is too narrow:
+    it contains the true value with a probability of only `covers`, as measured on other dumps.
     """
 
     value: float | None
@@ -190,9 +191,9 @@ class Series(FiniteModel):
     """A metric with one value per group, for example per step.
 
     Values are rounded to 9 significant digits (corrections to 7, `se` and `interval` to 3). Counts are exact. `se` and
-    `interval` are absent if no group has them. `status` is a string for all groups, or maps a reason to the indices of
-    groups that are not "ok". `heavy_tail` contains the indices of groups in which a few clusters or large weights
-    dominate. The standard errors of these groups are too small.
+    `interval` are absent if no group has them. `status` is a string if all groups have the same status. Otherwise, it
+    maps each status except "ok" to the indices of its groups. `heavy_tail` contains the indices of groups in which a
+    few clusters or large weights dominate the value. Their standard errors are too small.
     """
 
     value: Numbers
@@ -223,9 +224,9 @@ class OverallMetrics(FiniteModel):
 class Clusters(FiniteModel):
     """Table of sums for standard errors, comparisons and baselines. A row is one cluster in one group (such as a step).
 
-    `hashes` identify the clusters. `groups` contains the index of the group of each row. Tables that are too large are
-    shortened. Then `folded` is true, a row is the sum of several clusters over all groups, and `groups` is empty.
-    Columns of a correction have the name of the correction as a prefix (`name/column`).
+    `hashes` identify the clusters. `groups` contains the index of the group of each row. If the table would be too
+    large, `folded` is true: each row is the sum of several clusters over all groups, and `groups` is empty. Columns of
+    a correction have the name of the correction as a prefix (`name/column`).
     """
 
     by: Literal["prompt", "sequence", "content"]
@@ -249,13 +250,13 @@ class Groups(FiniteModel):
     clusters: Clusters | None = None
 
     def series(self, key: str, correction: str | None = None) -> Series:
-        """Return a metric of all groups, or the metric of a correction. If it is not recorded, all values are null."""
+        """Return a metric, or a metric of a correction, in all groups. If it is not recorded, all values are null."""
         found = (self.metrics if correction is None else self.corrections[correction]).get(key)
         return found or Series(value=[None] * len(self.labels), status=NOT_RECORDED.status)
 
 
 class Distribution(FiniteModel):
-    """Histogram of the log ratio (train minus rollout, nats): tokens and sum of K3 between neighboring `edges`."""
+    """Histogram of the log ratio (train minus rollout, nats): tokens and their total K3 between neighboring `edges`."""
 
     edges: list[float]
     tokens: list[Count]
@@ -308,7 +309,7 @@ class WorstToken(FiniteModel):
 
 
 class WorstSequence(FiniteModel):
-    """A sequence with a large absolute sum of log ratios."""
+    """A sequence whose log ratios have a sum far from 0."""
 
     file: str
     row: int
@@ -367,7 +368,7 @@ class Sides(FiniteModel):
     """Errors of rollout and trainer compared with a reference in high precision, as root mean squares in nats.
 
     `correlation` is the correlation of the errors of the two sides. An error that the two sides share cancels in the
-    log ratio. `rollout_share` is the rollout's share of the squared log ratio, and `rollout_share_k3` its share of K3.
+    log ratio. `rollout_share` is the rollout's share of the squared log ratio. `rollout_share_k3` is its share of K3.
     `reference_over_rollout` is the mean of reference probability / rollout probability. It is 1 if the tokens were
     sampled with the rollout's log-probs. `groups` contains the errors by step, worker, position and probability.
     """
@@ -403,9 +404,9 @@ class RunContent(FiniteModel):
             is the same mean over the valid tokens.
         loud: share of these masked tokens whose |log ratio| is larger than the |log ratio| of 99.9% of the valid
             tokens.
-        holes: share of masked tokens between the first and the last valid token of their row.
-        clipped: share of the valid tokens with exactly the largest |log ratio|, or share with the lowest log-prob on
-            both sides. The larger of these two shares, or 0 if chance explains it.
+        holes: share of masked tokens among the tokens from the first to the last valid token of each row.
+        clipped: share of the valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both
+            sides, if this share is larger. 0 if chance explains the share.
         doubts: causes with high confidence which mean that a column does not contain what its name says.
         vocabulary: number of tokens by token id modulo 64. `id_p95` is the 95% quantile of the ids.
         responses: hash of all responses, if all rows have token ids. It does not depend on the order of the rows.
@@ -468,7 +469,7 @@ class Judgement(FiniteModel):
 
 
 class Answer(FiniteModel):
-    """The answer to one of the four questions of the summary. `key` names the case, and `level` how bad it is."""
+    """The answer to one of the four questions of the summary. `key` identifies it, and `level` rates how bad it is."""
 
     question: Question
     key: str
@@ -502,7 +503,7 @@ class RunResult(TextView, FiniteModel):
         lags: for each series of the log, how many steps later K3 changes.
         against: for each correction, a comparison of `log` with `logged`.
         against_metrics: a comparison of other metrics in the log, which are not in `logged`.
-        fresh_batches: for each correction, a prediction for a new batch.
+        fresh_batches: for each correction, the predicted share of rejected tokens in a new batch.
         presets: the points of a chart of all presets. Only filled if a page was written.
     """
 
@@ -565,7 +566,7 @@ class RunResult(TextView, FiniteModel):
 
 
 class InputFile(FiniteModel):
-    """An input file. `dtypes` are the types of its numeric columns. `skipped` is the number of sequences left out."""
+    """An input file. `dtypes` are the types of its numeric columns. `skipped` is the number of left-out sequences."""
 
     path: str
     run: str
@@ -669,7 +670,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
         return self._single_run("plot").plot(name)
 
     def to_polars(self) -> pl.DataFrame:
-        """Return overall values as rows: run, correction (null: none), metric, value, se, low, high, status."""
+        """Return one row per overall value: run, correction (null: none), metric, value, se, low, high, status."""
         rows = [
             {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
              **interval_bounds(value.interval), "status": value.status}
@@ -708,9 +709,9 @@ def find_run(result: Result, name: str) -> str | None:
 
 
 def storage_types(result: Result, run: str) -> dict[str, str]:
-    """Return the data type of the log-probs in the files of a run, for example `float`, for each column.
+    """Return the data type (such as `float`) of each log-prob column in the files of a run.
 
-    If one file contains several runs (column `run`), the types of all files are returned for each run.
+    If a file contains several runs (column `run`), each of them gets the types of all files.
     """
     files = [file for file in result.provenance.inputs if file.run == run] or result.provenance.inputs
     found = {

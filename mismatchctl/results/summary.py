@@ -1,4 +1,4 @@
-"""Summary of a run: how bad the mismatch is, since when, why, and what to do. Also the status of a run, and notes."""
+"""Summary of a run: how bad the mismatch is, since when, why, and what to do. Also its status and notes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None)
 
 
 def summarize_runs(result: Result, baseline: tuple[str, Result] | None = None) -> None:
-    """Store a summary in each run of a Result. If there is a baseline, compare each run with the same run there."""
+    """Store a summary in each run of a Result. With a baseline, compare each run with the run of the same name."""
     for name, run in result.runs.items():
         chosen = None if baseline is None else find_run(baseline[1], name)
         run.story = summarize_run(
@@ -221,7 +221,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 
 
 def headline_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the main finding with at least 5% of K3. Causes come before symptoms, and harmless findings come last."""
+    """Return the first finding with at least 5% of K3. Prefer causes to symptoms, and these to harmless findings."""
     sure = [found for found in findings if found.confidence != "low"]
     large = [one for one in sure if one.share_k3 is None or one.share_k3 >= MIN_HEADLINE_SHARE]
     ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
@@ -251,7 +251,7 @@ def find_growth(findings: Sequence[Finding]) -> float | None:
 
 
 def is_uncorrectable(finding: Finding) -> bool:
-    """Return True if no correction helps against this cause. The confidence must be high."""
+    """Return True if the cause has high confidence and no correction helps against it."""
     return finding.cause not in CAUSES_WITH_VALID_ROLLOUT and finding.confidence == "high"
 
 
@@ -428,7 +428,7 @@ def _describe_uncertainty(findings: Sequence[Finding]) -> str:
 
 
 def describe_cause(cause: Finding) -> str:
-    """Return the title of a cause. If the cause has less than 95% of K3, add its share."""
+    """Return the title of a cause. If it causes less than 95% of K3, add its share."""
     share = cause.share_k3
     likely = cause.confidence != "high" and cause.cause != "unexplained"
     title = f"probably {lower_first(cause.title)}" if likely else cause.title
@@ -461,7 +461,7 @@ def describe_onset(growth: Growth, last_step: Label = None) -> str:
 
 
 def _describe_level(summary: RunSummary, *, named: bool) -> str:
-    """Describe a high K3. If the cause is known, only mention a K3 that is also too high for an MoE."""
+    """Describe a high K3. Without a known cause, also mention a K3 that is only normal for mixtures of experts."""
     against = summary.against
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"

@@ -102,7 +102,7 @@ class View(TextView):
     def to_html(self, path: StrPath) -> None: ...
 
     def to_html(self, path: StrPath | None = None) -> str | None:
-        """Write the report as an HTML page. Without a path, return the page.
+        """Write the report to `path` as an HTML page. Without a path, return the HTML.
 
         Args:
             path: The path of the page. The file is either complete or not written at all. Example:
@@ -152,7 +152,7 @@ class ByRun(Generic[Item]):
             """Return the entries. The keys are the names of the runs."""
 
     def __getitem__(self, run: str) -> Item:
-        """Return the entry of a run. The end of its name is enough, if no other run has the same end."""
+        """Return the entry of a run. The end of its name is enough if no other name ends in the same way."""
         if run in self.runs:
             return self.runs[run]
         ends = [name for name in self.runs if name.rstrip("/").endswith(str(run))]

@@ -1,4 +1,4 @@
-"""Test whether a metric is significantly worse than in a baseline, beyond an allowed change."""
+"""Test whether a metric is worse than in a baseline, by significantly more than an allowed change."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ ROUNDING_TOLERANCE = 1e-4
 
 
 class K3Part(FiniteModel):
-    """One part of K3: most tokens (bulk), tokens with a large K3 up to a cap (shoulder), or K3 above the cap (tail).
+    """One part of K3: up to a low cap per token (bulk), from there to a high cap (shoulder), or above it (tail).
 
-    `share` is the share of the baseline's K3 in this part. `rise` is the relative change of the mean of this part since
-    the baseline, with a 95% `interval`. It is measured at equal rollout probability. `rose` is true if the rise is
-    significant (one-sided test at 5%).
+    `share` is this part's share of the baseline's K3. `rise` is the relative change of this part's mean since the
+    baseline, at equal rollout probabilities, with a 95% `interval`. `rose` is true if the rise is significant (one-
+    sided test at 5%).
     """
 
     name: Literal["bulk", "shoulder", "tail"]
@@ -96,9 +96,10 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """Contribution of each cluster to the excess of a sample over the allowed limit.
+    """Contribution of each cluster to the excess of its sample over the allowed limit.
 
-    The sum of `new` is the excess of the new sample. The sum of `old` is about 0, because it defines the limit.
+    The sum over `new` is the excess of the new sample. The sum over `old` is about 0, because the baseline defines the
+    limit.
     """
 
     new: Float64s
@@ -107,7 +108,7 @@ class ExcessStatistic:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Return True if the new sample is above the limit, except for rounding errors."""
+        """Return True if the new sample is above the limit by more than rounding errors."""
         rounding = np.abs(_ROUNDING * self.new).sum()
         return bool(self.new.sum() > min(rounding, sys.float_info.max))  # an overflow exceeds the limit
 
@@ -124,7 +125,7 @@ class BaselineComparison:
 
     @property
     def affects_most_tokens(self) -> bool:
-        """Return True if the bulk or the shoulder of K3 exceeds its limit. Then more than a few tokens changed."""
+        """Return True if the bulk or the shoulder of K3 exceeds its limit, so that not only a few tokens changed."""
         return any(statistic.exceeds_limit for statistic in self.statistics[:2])
 
 
@@ -163,7 +164,7 @@ def is_layered(metric: TableMetric, *, lower: bool) -> bool:
 def find_layers(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, *, lower: bool
 ) -> tuple[K3Layers, K3Layers] | None:
-    """Return the `K3Layers` of both samples. If the metric or a Result does not have any, return None."""
+    """Return the `K3Layers` of the two samples, or None if the metric does not use them or a Result lacks them."""
     if not is_layered(metric, lower=lower):
         return None
     new, old = K3Layers.from_sample(sample), K3Layers.from_sample(baseline)
@@ -196,7 +197,7 @@ def _excess_over_limit(
 
 
 def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the excess of each cluster. Each bin of the rollout probability has its own limit."""
+    """Return the excess of each cluster over the limits. Each bin of the rollout probability has its own limit."""
     found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
         values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))
@@ -219,7 +220,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count the lost tokens of each cluster (see `LEVEL_SHARES`). If they cannot be defined, all counts are 0."""
+    """Count the lost tokens (see `LEVEL_SHARES`) of each cluster. If no cap defines them, all counts are 0."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -229,7 +230,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the excess of lost tokens of each cluster. To break ties, add a little of the excess of the bulk."""
+    """Return the excess of lost tokens in each cluster, plus a small part of its excess of the bulk, to break ties."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -238,7 +239,7 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return how many clusters must have lost tokens, so that a test at this level can be significant."""
+    """Return how many clusters need lost tokens before a test at this level can be significant."""
     places = np.arange(new)
     all_new = np.cumprod((new - places) / (new + old - places))  # probability for 1, 2, ... clusters
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
@@ -254,11 +255,11 @@ def linear_statistic(
     lower: bool = False,
     factor: float = 1.0,
 ) -> ExcessStatistic:
-    """Return the excess of a metric over its limit as a sum over clusters. It is exact for a mean.
+    """Return the excess of a metric over its limit as a sum over clusters. The sum is exact for a mean.
 
-    For other smooth metrics, it is a linear approximation. Its slopes are taken at the values of each sample, so that a
-    larger value always gives a larger excess. For metrics of weights, the slopes are taken at the values of both
-    samples together, because a few large weights distort the slopes of one sample.
+    For other smooth metrics, it is a linear approximation at the value of each sample, so that a larger value always
+    gives a larger excess. For metrics of importance weights, it is an approximation at the value of the two samples
+    together, because a few large weights distort the slopes of one sample.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]
@@ -276,7 +277,7 @@ def linear_statistic(
 
 
 def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, *, lower: bool = False) -> Float64s:
-    """Divide the excess of a metric over a fixed limit among the clusters. The terms add up to the excess."""
+    """Return the part of each cluster in the excess of a metric over a fixed limit. The parts add up to the excess."""
     value, influence, size = compute_influence(sample, metric)
     excess: Float64s = influence + (value - limit) * size / size.sum()
     return -excess if lower else excess

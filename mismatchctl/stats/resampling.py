@@ -24,7 +24,7 @@ _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Return the weight of each cluster, 0 or 2, in the replicates from `start` to `stop`. A row is one replicate."""
+    """Draw the weights (0 or 2) of the clusters for replicates `start` to `stop`. A row is one replicate."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -36,7 +36,7 @@ def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
 def resample_metrics(
     samples: Sequence[ClusterSample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
 ) -> list[list[Float64s]]:
-    """Return the bootstrap replicates of each metric of each sample. All samples use the same weights of clusters."""
+    """Return bootstrap replicates of each metric in each sample. A cluster has the same weights in all samples."""
     every = np.unique(np.concatenate([sample.keys for sample in samples]))
     positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
     wanted = [np.unique(np.concatenate([np.asarray(columns) for columns in rows])) for rows in positions]
@@ -65,7 +65,7 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Return the one-sided p-value of "the number is above 0", from its replicates. NaN counts as 0 or less."""
+    """Return the one-sided p-value for a number above 0, from its bootstrap replicates. NaN counts as 0 or less."""
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)
@@ -95,13 +95,13 @@ LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
 _PER_LEVEL = 5  # minimum number of relabelings beyond the significance level
 _PERMUTATION_BLOCK = 1 << 20  # labels drawn at once
 _PERMUTATION_SALT = np.uint64(0x7065726D75746564)
-_ROUNDING = 1e-9  # relative difference up to which totals are equal
+_ROUNDING = 1e-9  # totals with a smaller relative difference count as equal
 Labels = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class SampleExchange:
-    """Permutation test on the clusters of two samples. It exchanges the labels "new" and "old" of the clusters."""
+    """Permutation test of two samples. It exchanges the labels "new" and "old" of their clusters."""
 
     new: Hashes
     old: Hashes
@@ -130,7 +130,7 @@ class SampleExchange:
         return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
 
     def totals(self, new: Float64s, old: Float64s) -> Float64s:
-        """Return the sum of the rows with label "new": first for the observed labels, then for each relabeling."""
+        """Return the sum of the rows with label "new": in row 0 for the observed labels, then for each relabeling."""
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
@@ -195,7 +195,7 @@ def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Itera
 
 
 def count_relabelings(new: int, old: int, shared: int = 0) -> int:
-    """Return the number of ways to label the clusters as new and old. `shared` clusters are in both samples."""
+    """Return the number of ways to label the clusters as new and old. `shared` is the number in both samples."""
     return math.comb(new + old - 2 * shared, new - shared) << shared
 
 
@@ -207,7 +207,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
     """Estimate which share of all relabelings has a total of at least `total`, without random draws.
 
     The estimate is the saddlepoint approximation of Skovgaard (1987), but at most the Chernoff bound. `differences` are
-    new minus old values of the clusters that are in both samples. A relabeling changes the signs of some of them.
+    new minus old values of the clusters that are in both samples. A relabeling changes the signs of some differences.
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
     if not 0 < largest < math.inf:  # the test is also true for NaN
@@ -275,7 +275,7 @@ def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: floa
 
 
 def shares_above(totals: Float64s) -> Float64s:
-    """Return for each total the share of relabelings with at least this total, for each statistic [1 + R, K]."""
+    """Return for each total [1 + R, K] the share of relabelings whose total of this statistic is not smaller."""
     shares = np.empty_like(totals)
     for column, out in zip(totals.T, shares.T, strict=True):
         ordered, size = np.sort(column), np.abs(column[np.isfinite(column)]).max(initial=0.0)

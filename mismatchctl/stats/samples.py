@@ -1,4 +1,4 @@
-"""Cluster tables of Results as arrays, the metrics that are computed from these tables, and K3 with caps."""
+"""Cluster tables of Results as arrays, metrics that are computed from these tables, and sums of capped K3."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ DUMP_REMEDY = "pass the dump instead of the Result"
 
 @dataclass(frozen=True)
 class ClusterSample:
-    """Sums of each cluster in a whole run, in one step, or for one value of a `--by` column."""
+    """Sums per cluster, over a whole run, over one step, or over the sequences with one value of a `--by` column."""
 
-    keys: Hashes  # ascending hashes. A cluster has the same hash in each Result [N]
+    keys: Hashes  # ascending hashes [N]. A cluster has the same hash in all Results
     names: tuple[str, ...]  # of the columns [K]
     sums: Float64s  # [N, K]
 
@@ -57,7 +57,7 @@ class ClusterSample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def equal_sides(self, other: ClusterSample) -> list[str]:
-        """If two samples have the same responses, return the sides (rollout, train) with the same log-probs in both."""
+        """If two samples have the same responses, return the sides (rollout, train) whose log-probs are equal too."""
         sizes = ("tokens", "sequences", "squared_length")
         if not (np.array_equal(self.keys, other.keys) and all(self._agrees(other, name) for name in sizes)):
             return []
@@ -70,19 +70,19 @@ class ClusterSample:
 
 
 def build_run_sample(run: RunResult) -> ClusterSample:
-    """Return all clusters of a run. A prompt is one cluster over all steps, and a sequence belongs to its step."""
+    """Return all clusters of a run. A prompt in several steps is one cluster. Other clusters belong to one step."""
     return _build_sample(run.clusters, run.groups, np.ones(len(run.clusters.hashes), np.bool_))
 
 
 def build_step_sample(run: RunResult, index: int) -> ClusterSample:
-    """Return the clusters of one step. `index` is the index of the step in the labels."""
+    """Return the clusters of the step `run.groups.labels[index]`."""
     if not run.clusters.groups:
         raise DataError("the Result lacks the clusters of each step, because there were too many", remedy=DUMP_REMEDY)
     return _build_sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
 def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample:
-    """Return the clusters of one value of a `--by` column. `index` is the index of the value in the labels."""
+    """Return the clusters of the value `run.by[column].labels[index]`."""
     if column not in run.by:
         remedy = f"analyze the dump with {option('by', column)}"
         raise DataError(f"the Result does not contain a breakdown by {column}", remedy=remedy)
@@ -107,10 +107,10 @@ def _build_sample(
 
 @dataclass(frozen=True)
 class TableMetric:
-    """A metric of the cluster table. `prefix` is the prefix of its columns, for a policy pair or a correction."""
+    """A metric that is computed from a cluster table."""
 
     metric: Metric
-    prefix: str = ""  # if there is no such column, the name without prefix is used
+    prefix: str = ""  # of its columns, for a policy pair or a correction. Columns without the prefix are used too
     needs: str = ""  # a column that must exist
 
     @property
@@ -138,7 +138,7 @@ class TableMetric:
         return [sample.columns[name] for name in asked.read]
 
     def evaluate(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
-        """Evaluate the metric on sums of the columns at `positions` (the last axis). An undefined value is NaN."""
+        """Compute the metric from column sums `totals` [..., P]. `positions` are the indices of these P columns."""
         assert self.metric.formula is not None
         found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
         with np.errstate(all="ignore"):
@@ -169,7 +169,7 @@ _SLOPE_STEP = 1e-4  # relative change of a cluster's weight, divided by the numb
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """Return a metric, its derivative by the weight of each cluster (influence), and the sizes of the clusters."""
+    """Return a metric, the influence of each cluster (derivative by its weight), and the size of each cluster."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)
@@ -197,13 +197,13 @@ def compute_interval(sample: ClusterSample, metric: TableMetric) -> tuple[tuple[
 
 
 _CAP_STEPS = np.diff(K3_CAPS)
-_LOWEST_K3 = K3_CAPS[0] / 4.0**8  # so low that nearly all tokens exceed it
+_LOWEST_K3 = K3_CAPS[0] / 4.0**8  # nearly all tokens exceed this K3
 _SCARCE_SHARE = 0.005  # minimum share of tokens in a bin
 
 
 @dataclass(frozen=True)
 class K3Layers:
-    """K3 of each cluster, by bin of the rollout probability. `capped` limits the K3 of each token to several caps."""
+    """K3 of each cluster, by bin of the rollout probability and with several upper limits (caps) per token."""
 
     k3: Float64s  # sum over all tokens [N]
     tokens: Float64s  # number of tokens by bin [N, B]
@@ -219,7 +219,7 @@ class K3Layers:
 
     @cached_property
     def share_above(self) -> Float64s:
-        """Return the share of tokens whose K3 exceeds each cap but the last. Tokens just above a cap count partly."""
+        """Return the share of tokens above each cap except the last. A token below the next cap counts partly."""
         found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
         return found
 
@@ -230,15 +230,15 @@ class K3Layers:
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
 
     def count_above(self, cap: int) -> Float64s:
-        """Return how many tokens of each cluster exceed a cap. Tokens just above the cap count partly."""
+        """Return the number of tokens above a cap in each cluster. A token below the next cap counts partly."""
         found: Float64s = np.diff(self.capped[:, :, cap : cap + 2].sum(axis=1), axis=1)[:, 0] / _CAP_STEPS[cap]
         return found
 
     def scale(self, factor: float) -> K3Layers:
-        """Return the layers that would result if the K3 of each token were multiplied by `factor`.
+        """Return the layers after the K3 of each token is multiplied by `factor`.
 
-        This needs sums for caps that are not stored. Each sum is interpolated between the two nearest caps. The share
-        of each cap comes from a cubic polynomial through the logarithms of the sums over all clusters.
+        They need sums at the caps divided by `factor`. Each is interpolated between the sums at the two nearest stored
+        caps. The weights come from a cubic interpolation of the logarithms of the sums over all clusters.
         """
         below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
         known = np.concatenate([below, self.capped], axis=2)
