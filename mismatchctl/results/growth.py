@@ -224,7 +224,7 @@ class Growth(FiniteModel):
     """The change of a metric over the steps of a run. `text` describes it.
 
     Attributes:
-        verdict: `grew` or `fell`. Without a significant change, another word gives the reason, and most values are null.
+        verdict: `grew` or `fell`. If it is another word, there is no significant change, and most values are null.
         steps: The number of steps with a value. `value` is the metric at the last of these steps.
         factor: The level after the change divided by the level before, with a 95% `interval`.
         onset: The first step that leaves the old level, with a 95% `onset_interval`. `until` is the last step of the

@@ -436,13 +436,13 @@ def describe_cause(cause: Finding) -> str:
 
 
 def lower_first(text: str) -> str:
-    """Start the title with a lower-case letter, for use inside a sentence. Abbreviations keep their capitals."""
+    """Start a text with a lower-case letter, for use inside a sentence. Abbreviations keep their capitals."""
     first = text.partition(" ")[0]
     return text if first[1:] != first[1:].lower() else text[:1].lower() + text[1:]
 
 
 def percent(share: float | None) -> str:
-    """Format a share as a percentage with three significant digits. Shares below 99.95% never become 100%."""
+    """Format a share as a percentage with three significant digits. Only shares of at least 99.95% become 100%."""
     if share is None:
         return DASH
     if 0 < abs(share) < 1e-5:
