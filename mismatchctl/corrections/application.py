@@ -305,7 +305,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return the log of a random factor >= 1 for each upper bound. It depends only on seed, file, row and position."""
+    """Return the log of a random factor >= 1 for each upper bound, computed from seed, file, row and position."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -441,7 +441,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Apply the bounds to weights (`origin` 0), or to (weight - 1) (`origin` 1)."""
+        """Apply the bounds to weights if `origin` is 0, or to values of weight - 1 if `origin` is 1."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:

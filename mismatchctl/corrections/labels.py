@@ -74,7 +74,7 @@ def gate_label(gate: Gate) -> str:
 
 
 def rule_name(rule: Weight | Gate) -> str:
-    """Name the quantity of a weight rule or a gate, without its threshold: "token weight", "geometric mean"."""
+    """Return the name of a rule without its threshold: "token weight", "geometric mean"."""
     scope = f"{_SCOPE_NAMES[rule.over]}{_SOURCE_NAMES[rule.source]}"
     if isinstance(rule, Weight):
         return f"{_WEIGHT_NAMES[rule.level]}{scope}"

@@ -89,7 +89,7 @@ class FileLayout:
 
     @property
     def rollout_only(self) -> bool:
-        """Return True if the files lack train log-probs, so that users must join them with other files."""
+        """Return True if the files do not contain train log-probs."""
         return "train_log_probs" not in self.columns
 
 
@@ -289,7 +289,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class LoggedMetric:
-    """One number that a framework logs: a quantity per token or sequence, reduced (for example by a mean)."""
+    """One number that a framework logs: a quantity of tokens or sequences, reduced by a mean, a maximum or similar."""
 
     name: str  # the name as logged. In names.yaml, prefixes of the version and the rule are left out.
     when: str  # the configuration that logs it. Empty: all.

@@ -80,7 +80,7 @@ def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two nested mappings. `above` takes precedence. A block with `_override_: true` is replaced, not merged."""
+    """Merge `above` into `below`. A block of `above` with `_override_: true` replaces the block of `below`."""
     made = dict(below)
     for key, value in above.items():
         both = isinstance(value, Mapping) and isinstance(made.get(key), Mapping)
@@ -141,7 +141,7 @@ def _launched(script: str, name: str) -> list[RawConfig]:
 
 
 def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
-    """Read calls of frameworks' configuration classes. Name each after the called method, or else after the file."""
+    """Read calls of frameworks' configuration classes. A configuration is named after the called method or the file."""
     found = []
     try:
         for class_name, whose in registry.CONFIG_CLASSES.items():

@@ -135,7 +135,7 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Map the key of each metric to the part of a Result that contains the metric, or to `metrics` if both do."""
+    """Map the key of each metric to the part of a Result that contains it. If two parts contain it, use `metrics`."""
     found: dict[str, Literal["metrics", "corrections"]] = {each.key: "corrections" for each in _EXAMPLE_METRICS}
     return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 
@@ -200,7 +200,7 @@ def metrics_as_data(found: Sections) -> list[dict[str, Any]]:
 
 
 def describe_names(metric: Metric) -> dict[str, list[str]]:
-    """Return the frameworks' names of a metric: exact names, and similar names with the difference."""
+    """Return the frameworks' names of a metric, and names of similar metrics with their differences."""
     found: dict[tuple[str, ...], list[str]] = {}
     for relative in find_related_names(metric):
         found.setdefault(relative.differences, []).append(f"{relative.name} ({_format_versions(relative.frameworks)})")

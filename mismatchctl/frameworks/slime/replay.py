@@ -63,7 +63,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def weight_bounds(self) -> tuple[Any, Any]:
-        """Return the bounds of the weights. The lower bound of `truncate` is 0."""
+        """Return the bounds of the weights. In mode `truncate`, the lower bound is 0."""
         given = self.arguments
         if given.function != "mis":
             return self.rounded((given.tis_clip_low, given.tis_clip))
@@ -72,7 +72,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Return the bounded weights. Mask mode keeps all weights. IcePop sets weights outside the bounds to 0."""
+        """Return the bounded weights. Mask mode does not bound weights. IcePop sets weights outside the bounds to 0."""
         low, high = self.weight_bounds
         if self.arguments.function == "icepop":
             inside = (self.raw_weights >= low) & (self.raw_weights <= high)

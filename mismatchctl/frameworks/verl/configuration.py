@@ -39,7 +39,7 @@ class VerlVersion(CodeVersion):
     normalizes: bool = False  # True if weights can be normalized over the batch
     normalizes_empty: bool = False  # True if empty sequences count in the mean of the weights
     empty_loss_is_nan: bool = False  # True if a micro-batch without kept tokens has the loss nan
-    icepop: bool = False  # True if a threshold "lo_hi" sets weights outside to 0
+    icepop: bool = False  # True if a threshold "lo_hi" sets weights outside of this interval to 0
     measures_applied: bool = False  # True if metrics of weights describe bounded weights
     fractions_applied: bool = False  # True if rollout_is_seq_fraction_* describe bounded weights
     defaults_to_v1: bool = False  # True if the V1 trainer runs unless `trainer.use_v1` is false
