@@ -74,7 +74,7 @@ class Step:
         return column in self.table.column_names
 
     def values(self, column: str) -> Floats:
-        """Return a column's values at the valid tokens [T]. If there is one value per row, repeat it for the tokens."""
+        """Return a column's values at the valid tokens [T]. Repeat a value per row for each token of the row."""
         return self.all_values(column)[self.mask]
 
     def all_values(self, column: str) -> Floats:

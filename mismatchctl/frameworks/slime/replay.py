@@ -176,7 +176,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def kl_loss(self) -> Floats:
-        """Return the KL to the reference policy (or rollout) per token, times current/old with `use_unbiased_kl`."""
+        """Return the KL per token to the reference policy (or rollout). `use_unbiased_kl` weights it by current/old."""
         reference = self.step.values("ref_log_probs") if self.step.has("ref_log_probs") else self.rollout
         importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
         return self.kl(self.current, reference, self.arguments.kl_loss_type, importance)
