@@ -49,7 +49,7 @@ class BackTest:
 
     @property
     def miss(self) -> float:
-        """Return the error of the fractions' probits per doubling of the length, without the noise of `observed`."""
+        """Like `excess`, but for the normal quantiles (probits) of the fractions, and per doubling of the length."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -74,7 +74,7 @@ class Prediction:
 
 
 def central_interval(draws: Float64s, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
-    """Return two quantiles of the draws, with the share `level` of the draws between them. Each quantile is a draw."""
+    """Return the central interval that contains the share `level` of the draws. Each of its two ends is a draw."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
 
@@ -349,8 +349,8 @@ _TREND_MODEL = (
 def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[float | None], ahead: float) -> Prediction:
     """Predict the metric `quantity` for a step that comes `ahead` steps after the last step of the dump.
 
-    If the share still grows or falls at the last step, the prediction continues this trend. Otherwise, the prediction
-    is the level after the last change, or the mean over all steps if the share never changed.
+    If the metric still grows or falls at the last step, the prediction continues this trend. Otherwise, the prediction
+    is the level after the last change, or the mean over all steps if the metric never changed.
     """
     question = f"{ahead:+g} steps"
     pairs = [
@@ -401,7 +401,7 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
 
 
 def effective_residuals(residual: Float64s, n: int) -> float:
-    """Return the effective number of residuals: n, reduced for the correlation of neighbors, but at least 4."""
+    """Return the effective number of residuals (at least 4), which is below n if neighboring residuals are similar."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the small-sample bias
@@ -454,7 +454,7 @@ def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Return the best least-squares fit among all subsets of the `chosen` components that has no negative component."""
+    """Try all subsets of the `chosen` components, and return the best least-squares fit without negative components."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -513,7 +513,7 @@ ClusterMean = tuple[Float64s, Float64s]
 def _shrink_mean(
     sample: SequenceSample, mean: ClusterMean, weights: Float64s, less: ClusterMean | None = None
 ) -> Float64s:
-    """Return a mean, or its difference from `less`, shrunk towards 0 by its noise (James and Stein, 1961) [R, 1]."""
+    """Return `mean` (minus `less`, if given), shrunk towards 0 more if it is noisier (James and Stein, 1961) [R, 1]."""
     value, influence = _replicate_means(mean, weights)
     if less is not None:
         other, other_influence = _replicate_means(less, weights)
@@ -695,7 +695,7 @@ def ess_at_length(
 
 
 def _kept_probability(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """For each replicate and sequence, return the probability that the gates keep `length` tokens of it [R, S]."""
+    """For each replicate and sequence, return the probability that the sequence is kept at `length` tokens [R, S]."""
     kept = np.ones((len(weights), len(sample)))
     totals = log_ratio_sums(sample, length, weights) if any(gate.level in _SUMMED_LEVELS for gate in gates) else kept
     for gate in gates:

@@ -86,7 +86,7 @@ class TrimThresholds:
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
     def add_to(self, batch: TokenBatch, run: str) -> TokenBatch:
-        """Return a copy of the batch with each row's thresholds. Rows without a run name belong to `run`."""
+        """Return a copy of the batch with the thresholds for each row. Rows without a run name belong to `run`."""
         if not self.thresholds:
             return batch
         trims = {gate: np.full(len(batch), np.inf) for gate in self.thresholds}

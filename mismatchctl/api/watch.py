@@ -118,7 +118,7 @@ class DumpWatcher:
         return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, self.unfinished, left_out)
 
     def _find_complete_files(self) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return complete and unfinished files. Parquet and Arrow files need a footer, others must be unchanged."""
+        """Return complete files (with a footer or, in formats without footers, unchanged) and unfinished files."""
         try:
             found, _ = discover_files(self.paths)
         except DataError:

@@ -97,7 +97,7 @@ class InputOptions(PairOptions):
         return parse_renames(self.column)
 
     def are_logs(self, given: Mapping[str, object]) -> bool:
-        """Return True if the paths are metrics logs. Then no option in `given` may be set, because they need a dump."""
+        """Return True if the paths are metrics logs. Then the options in `given` must not be set: they need a dump."""
         if self.sides() is not None or not any(map(_may_be_log, self.names)):
             return False
         from mismatchctl.api.metrics_log import is_run_log  # takes time to import
@@ -215,7 +215,7 @@ class OutputOptions:
             self.write_figures(self.figures, page())
 
     def write_figures(self, folder: Path, page: Document) -> None:
-        """Write each figure with its numbers, and one file with all captions. If necessary, create the folder."""
+        """Write each figure as a picture and a CSV file, and one file with all captions. Create a missing folder."""
         from mismatchctl.report.figures.matplotlib_backend import figure_files, figures_of_page
 
         made, is_new = list(figure_files(figures_of_page(page), self.figure_format)), not folder.exists()
@@ -244,7 +244,7 @@ class OutputOptions:
         self, data: Callable[[], str], page: Callable[[], Document], screen: Callable[[], Document],
         warnings: Callable[[], Iterable[str]] = tuple,
     ) -> None:  # fmt: skip
-        """Open the page if requested. Then print Markdown, JSON (with warnings on stderr) or the screen."""
+        """Open the page if requested. Then print Markdown, JSON (with warnings on stderr) or the terminal output."""
         if self.open_ and self.html is not None:
             out.open_page(self.html)
         if str(self.markdown) == "-":

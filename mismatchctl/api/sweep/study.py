@@ -196,7 +196,7 @@ def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis
 
 
 def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, object]]) -> list[Study]:
-    """Return one study per correction. `vary` contains (field, values): a list, or a string as for `--vary`."""
+    """Return one study per correction. `vary` contains (field, values). Values are a list or a `--vary` string."""
     if vary and not corrections:
         needed = wording(python="a correction to vary", command="--correction or --config")
         raise ConfigError(f"{option('vary')} needs {needed}")

@@ -232,7 +232,7 @@ def selection_figure(
 
 
 def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Return section -> figures of a run. `brief` leaves out some figures. The figures' names start with `prefix`."""
+    """Return the figures of each section. `brief` leaves out some figures. The figures' names start with `prefix`."""
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:

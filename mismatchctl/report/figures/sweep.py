@@ -120,7 +120,7 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
 
 
 def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[str]]:
-    """Return threshold -> names of the presets that use this threshold in a rule of the same kind."""
+    """Return a mapping from each threshold to the names of the presets that use it in a rule of the same kind."""
     rule, found = find_rule(own.study.correction, axis.path), dict[float, list[str]]()
     field, *end = axis.path.split(".")[2 if axis.path.startswith("gates") else 1 :]
     for name, preset in load_presets().items() if rule else ():

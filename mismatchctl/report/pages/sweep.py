@@ -177,7 +177,7 @@ def _usual_note(sweep: api.Sweep) -> doc.Note | None:
 
 
 def _paste_lines(ranked: Sequence[Correction]) -> doc.Code | None:
-    """Return the best correction that the first adapter's framework supports, as configuration with rounded bounds."""
+    """Return the configuration, with rounded bounds, of the best correction that the first registered framework has."""
 
     def rounded(match: re.Match[str]) -> str:
         value = float(match[0])  # a ratio near 1 is rounded in its distance from 1
