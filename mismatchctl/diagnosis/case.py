@@ -322,7 +322,7 @@ class Case:
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Correlate a token id's mean log ratio with its change in the next update. Return value and z-score."""
+        """Return correlation and z-score of a token id's log ratio with its log-prob change in the next update."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -537,7 +537,7 @@ class Calibration(NamedTuple):
 
 
 class Coherence(NamedTuple):
-    """Signs of the log ratios of likely and of unlikely tokens, from -1 (all negative) to 1 (all positive)."""
+    """Sign balance of the log ratios of likely and of unlikely tokens: -1 if all are negative, 1 if all positive."""
 
     likely: float
     likely_z: float

@@ -82,7 +82,7 @@ def make_fact(
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """Create a fact: the share of `found` in `among`. In its 95% interval, `perhaps` may belong to `found` or not."""
+    """Create a fact: the share of `found` in `among`. The upper end of its 95% interval also counts `perhaps`."""
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:

@@ -89,7 +89,7 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Create a collector. It rounds token counts to powers of two, so that a growing dump keeps its sample."""
+    """Create a collector. Token counts are rounded to powers of two, so a growing dump rarely changes its sample."""
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run
@@ -102,7 +102,7 @@ def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(View, ByRun[list[Finding]]):
-    """The causes of each run, strongest first. `sides` shows for each run if the rollout or the trainer is wrong."""
+    """The causes of each run, strongest first. `sides` shows for each run which side (rollout, trainer) is wrong."""
 
     runs: dict[str, list[Finding]]
     sides: dict[str, Sides]

@@ -42,7 +42,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate a temperature and its 95% interval from lists of likely tokens. Return None if none fits well."""
+    """Estimate a temperature and its 95% interval from lists of likely tokens. Return None if no temperature fits."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -135,9 +135,9 @@ class PowerFit:
 def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None:
     """Fit the exponent b in q = p^b / Z to tokens that were sampled from q.
 
-    `other` contains log p and `sampled` contains log q. Each context has another Z, which cancels in b = E[(p / q - 1)
-    log q] / E[(p / q - 1) log p], because the mean of p / q - 1 is 0 in every context. The result contains an Anderson-
-    Rubin interval of b, which is also valid if p / q - 1 varies little.
+    `other` contains log p and `sampled` contains log q. Each context has its own Z. The mean of p / q - 1 is 0 in every
+    context, so Z cancels in b = E[(p / q - 1) log q] / E[(p / q - 1) log p]. The interval of b (by Anderson and Rubin)
+    is also valid if p / q - 1 varies little.
     """
     ratio = np.expm1(np.clip(other - sampled, -20, 20))
     weights = ratio * ratio
@@ -161,7 +161,7 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
 
 
 def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> float:
-    """Return the share of tokens with q < p^b / (p^b + (1 - p)^b). If q = p^b / Z and b > 1, there are none."""
+    """Return the share of tokens with q < p^b / (p^b + (1 - p)^b). With q = p^b / Z and b > 1, this share is 0."""
     known = (other < -_SMALLEST_DOUBT) & (sampled < -_SMALLEST_DOUBT)
     if not known.any():
         return 1.0
@@ -354,7 +354,7 @@ def _exponents(case: Case) -> Float64s:
     """Return logit(rollout) / logit(train) for unlikely tokens, to estimate the exponent b in rollout ~ train^b.
 
     If one other token has all the remaining probability, this ratio equals b. Otherwise, it is closer to 1. Therefore,
-    the ratios farthest from 1 are the best estimates. A truncation hardly changes them.
+    the ratios farthest from 1 are the best estimates. A truncation changes these ratios only a little.
     """
     p, q = case.t[case.rare], np.minimum(case.r[case.rare], -1e-9)
     return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
@@ -368,7 +368,7 @@ _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
 
 @cached_on_case
 def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
-    """Fit r = b t + c to different tokens after the same prompt and prefix, with another c in each context.
+    """Fit r = b t + c to the log-probs of tokens after the same prompt and prefix. Each such context has its own c.
 
     Return b, its 95% interval, and the share of the log ratios' variance within contexts that b explains. A truncation
     changes c, but not b.

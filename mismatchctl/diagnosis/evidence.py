@@ -33,7 +33,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of flagged tokens, number of their sequences, and the first of them as (file, row, position)."""
+    """Number of flagged tokens, number of their sequences, and (file, row, position) of the first flagged tokens."""
 
     tokens: int = 0
     sequences: int = 0
@@ -109,7 +109,7 @@ class RowSample:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence about one run. Rows whose lists differ in length are only counted in `unfit`."""
+    """Evidence about one run. Rows whose two lists of log-probs differ in length are only counted in `unfit`."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     cells: LevelSums = field(default_factory=dict)

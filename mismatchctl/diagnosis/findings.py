@@ -106,7 +106,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """If the columns are unrelated on the unexplained tokens, lower high confidence in small causes to medium."""
+    """If the two columns are unrelated on the unexplained tokens, reduce the confidence of small causes to medium."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found

@@ -480,7 +480,7 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
 
 
 def _sort_by_layer(given: Sequence[Tensor], rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sort by step, then by layer. Of tensors outside the layers, `lm_head` and similar come last, others first."""
+    """Sort by step, then by layer. Tensors outside the layers come first, but `lm_head` and similar ones come last."""
     steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in given))}
     last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
 

@@ -65,7 +65,7 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Return the one-sided p-value for a number above 0, from its bootstrap replicates. NaN counts as 0 or less."""
+    """Return the p-value of the claim "the number is above 0", from its bootstrap replicates. NaN counts as 0."""
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)

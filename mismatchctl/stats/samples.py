@@ -237,8 +237,9 @@ class K3Layers:
     def scale(self, factor: float) -> K3Layers:
         """Return the layers after the K3 of each token is multiplied by `factor`.
 
-        They need sums at the caps divided by `factor`. Each is interpolated between the sums at the two nearest stored
-        caps. The weights come from a cubic interpolation of the logarithms of the sums over all clusters.
+        The new layers need sums at the caps divided by `factor`. Each of these sums is interpolated between the sums at
+        the two nearest stored caps. A cubic interpolation of the logarithms of the total sums gives the weights of
+        these two.
         """
         below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
         known = np.concatenate([below, self.capped], axis=2)

@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Find the sign or unit with which most sequences agree. Return these sequences and the correction."""
+    """Find the sign or log base with which the two sides agree in most sequences. Return the sequences and the fix."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)

@@ -325,7 +325,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
 
 
 def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
-    """Return the share of rows that are identical, or not, like most rows of their micro-batch. Also count batches."""
+    """Return the mean share of the more common kind of row (identical or not) per micro-batch, and the batch count."""
     if case.rows.columns.get("micro_batch") is None:
         return None, 0
     keys = list(zip(case.column("step")[long].tolist(), case.column("micro_batch")[long].tolist(), strict=True))

@@ -28,7 +28,7 @@ _LAG_Z = 4.0
 
 @cached_on_case
 def _lag_of_tokens(case: Case) -> Float64s | None:
-    """Return the version lag of each token [N], or None if all tokens of a row always have the same lag."""
+    """Return the version lag of each token [N], or None if no row contains tokens with different lags."""
     own, train = case.rows.extra_columns.get("rollout_version"), case.token_column("train_version")
     if own is None or train is None:
         return None
@@ -527,7 +527,7 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
 
 
 def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, float]:
-    """Measure steps with numbers: names, mean log mismatch, standard errors, row counts, degrees of freedom."""
+    """Return step numbers, mean log mismatch, standard errors and row counts of these steps, and degrees of freedom."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = {key: sums for key, sums in select_cells(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:
@@ -578,7 +578,7 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the log mismatch of steps (`y`) on `at`. Its error assumes that steps vary by about 10% anyway."""
+    """Regress the log mismatch of steps (`y`) on `at`. The slope's error assumes that steps vary by about 10%."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:
