@@ -103,7 +103,7 @@ def compared() -> dict[str, Figure]:
 PARTS = (
     Shown(
         "Over the steps",
-        "This command writes all figures down to the section Corrections:",
+        "This command writes the figures of this section and of the next two sections:",
         f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
         ("k3", "over-rejected_tokens"),
     ),

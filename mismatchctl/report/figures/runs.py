@@ -183,7 +183,7 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
             marks.append(Marks("dots", label, x, y, low, high, labels=labels, color=place, run=index))
     if len(rejected := [x for mark in marks for x in mark.x]) < 2 or not any(rejected):
         return None
-    caption = "Corrections on the left reject fewer tokens. Lower corrections leave less mismatch in training."
+    caption = "Corrections on the left reject fewer tokens. Corrections further down leave less mismatch."
     if crowded:
         caption += " The small points are the presets. No correction both rejects less and leaves less K3 than a "
         caption += "correction on the Pareto front."
@@ -227,7 +227,7 @@ def selection_figure(
             rows[row] = fig.interval_of(mean.value, mean.se, mean.interval)
     if not any(all(series[side][row][0] is not None for side in series) for row in chosen):
         return None
-    caption = f"If kept and rejected responses have a different mean {metric}, rejection changes the mean in training."
+    caption = f"If kept and rejected responses differ in {metric}, rejection changes the mean {metric} in training."
     return fig.rows_figure(name, f"Mean {metric}, kept and rejected", caption, Axis(axis), series)
 
 

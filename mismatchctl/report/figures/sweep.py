@@ -183,7 +183,7 @@ def front_figure(own: StudyRun) -> Figure | None:
         dots("Pareto front", best, labels=labels),
         dots(USUAL, usual, color=1, labels=[USUAL for _ in usual]),
     ]
-    caption = "No point is better in rejection, ESS and bias at once than a point on this front. Labels are thresholds."
+    caption = "The front contains the best compromises between rejection, ESS and bias. The labels are thresholds."
     title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
     shown = tuple(mark for mark in marks if len(mark.x))
     return Figure(f"{own.stem}-front", title, caption, x, y, shown, size="wide")
