@@ -81,7 +81,7 @@ def interface() -> str:
 
 @contextmanager
 def messages_for(reader: str) -> Iterator[None]:
-    """Within this block, word the messages of all threads for `reader`: `python` or `command`."""
+    """Within this block, write the messages of all threads for `reader`: `python` or `command`."""
     global _interface
     before, _interface = _interface, reader
     try:

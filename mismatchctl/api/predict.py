@@ -599,8 +599,7 @@ _SUMMED_LEVELS = ("sequence", "geometric")
 def predict_at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
     """Predict `rejected_sequences` for responses of `length` tokens. For sequence weights, also predict `ess_sequence`.
 
-    Gates on single tokens are ignored, because they do not reject sequences. If no prediction is possible, the value is
-    None.
+    Gates on single tokens are ignored, because they do not reject sequences. Impossible predictions have no value.
     """
     question = f"{length:,} tokens per response"
     gates, rule = [gate for gate in correction.gates if gate.level != "token"], correction.weight

@@ -149,7 +149,6 @@ def option_metavar(option: Any) -> str:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """Yield all types in an annotation such as `list[Path]`."""
     if get_origin(annotation) is None:
         yield annotation
     for inner in get_args(annotation):

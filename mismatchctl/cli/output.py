@@ -145,8 +145,7 @@ def check_output_paths(
 ) -> None:
     """Check that outputs can be written, and that they only replace files that mismatchctl wrote.
 
-    A baseline may only be replaced if it is the value of `baseline`. With `force`, other files may be replaced, but
-    never an input.
+    A baseline may only be replaced if it is `baseline`. With `force`, any file may be replaced, except an input.
     """
     places = [place for place in named if place is not None]
     for place in places:

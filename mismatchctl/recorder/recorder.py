@@ -41,7 +41,7 @@ Cells = Array | list[Array]
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """Copy the columns of one call of `write` to a table. `sampling_mask` becomes `kept_tokens`, the ids per token."""
+    """Copy the columns of one call of `write` to a table. `sampling_mask` becomes the number of ids per token."""
     cells = {}
     for name, value in columns.items():
         with _add_name_to_errors(name):
@@ -334,7 +334,7 @@ class Recorder:
             rollout_log_probs: log-prob per token in nats, as the engine reported it, or `None`.
             train_log_probs: log-prob per token in nats, recomputed by the trainer with the model weights that sampled
                 the tokens, or `None`.
-            response_mask: 1 for each token that the policy sampled, else 0. Pass the loss mask from before rejection.
+            response_mask: per token, 1 if the policy sampled it, else 0. Pass the loss mask without rejection.
             optional: any other column of docs/reference/dump-format.md, or your own per-sequence column for `--by`.
                 `None` omits the column.
 

@@ -23,7 +23,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell of a table, drawn as a sparkline if it has a series. `reason` is a footnote, `brief` a short text."""
+    """A cell, drawn as a sparkline if it has a series. `reason` is a footnote, `brief` a shorter text."""
 
     text: str = ""
     reason: str = ""
@@ -130,7 +130,7 @@ class RunCard:
 
 @dataclass
 class RunCards(DocumentPart):
-    """The cards of several runs, the most severe first. Cards after the first `shown` are visible after a click."""
+    """The cards of several runs, the most severe first. `shown` cards are visible, and a click shows the others."""
 
     cards: Sequence[RunCard]
     shown: int

@@ -94,7 +94,7 @@ def print_document(document: doc.Document, console: Console, *, whole: bool = Fa
 
 
 class TerminalWriter:
-    """Prints the parts of documents to one console. A method such as `table` prints the parts of this kind."""
+    """Prints the parts of documents to one console: `table` prints a Table, `note` prints a Note, and so on."""
 
     def __init__(self, console: Console, whole: bool = False, limit: int = 0, wrap: bool = True) -> None:
         self.console, self.whole, self.limit, self.wrap = console, whole, limit, wrap
