@@ -29,7 +29,7 @@ class Case:
     Attributes:
         rollout: Log-probs of the rollout [T], as corrected by earlier tests.
         train: Log-probs of the trainer [T], as corrected by earlier tests.
-        sound: True for the unexplained tokens [T]. They are valid, and both log-probs are finite.
+        sound: True for the unexplained tokens [T], which are valid and have two finite log-probs.
         reshaped: True if an earlier test found a cause that changes every log-prob, such as a temperature.
         filled: True if an earlier test found a cause that affects all tokens.
         left_out: For each column, the values (for example worker names) for which an earlier test found a cause.

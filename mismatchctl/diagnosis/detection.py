@@ -21,18 +21,18 @@ class Detection:
     """The result of a test that has found a cause.
 
     Attributes:
-        share: Share of the total |log ratio| that the cause explains. It is computed from `tokens` if these are set.
-        where: The affected tokens, in words. The default is "all" if `everywhere` is true.
+        share: Share of the total |log ratio| that the cause explains, computed from `tokens` if they are set.
+        where: The affected tokens, in words ("all" by default if `everywhere` is true).
         examples: Indices of sampled sequences that show the cause.
         positions: A token position in each of the examples.
         places: More examples, from the whole dump.
         rivals: For each other possible cause, a measurement that shows which of the two causes is right.
         tokens: True for the tokens that the cause explains [T].
-        leaves: The case for the next tests. By default, it is the tested case without `tokens`.
+        leaves: The case for the next tests (by default, the tested case without `tokens`).
         k3: Share of K3 that the cause explains, if it cannot be computed from `leaves`.
         everywhere: True if the cause affects all tokens.
         outside_k3: True if the cause affects data that K3 does not include.
-        symptom_of: Another cause of which this result may be a symptom. If it is found too, the results are merged.
+        symptom_of: Another cause that may explain this result. If it is found too, the two results are merged.
     """
 
     confidence: Confidence

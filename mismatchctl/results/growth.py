@@ -49,7 +49,7 @@ class OnsetFit:
 
 
 def extra_variance(height: Float64s, error: Float64s) -> float:
-    """Return how much neighboring steps vary beyond their errors, as a variance. One jump does not change it."""
+    """Return the variance between neighboring steps that their errors do not explain. One jump has no effect."""
     steps = np.diff(height)
     if len(height) < SHORT_SERIES:
         return 0.0
@@ -224,14 +224,16 @@ class Growth(FiniteModel):
     """The change of a metric over the steps of a run. `text` describes it.
 
     Attributes:
-        verdict: `grew` or `fell`. If it is another word, there is no significant change, and most values are null.
-        steps: The number of steps with a value. `value` is the metric at the last of these steps.
+        verdict: `grew`, `fell`, or why there is no significant change (then most other values are null).
+        steps: The number of steps with a value.
+        value: The metric at the last step that has a value.
         factor: The level after the change divided by the level before, with a 95% `interval`.
-        onset: The first step that leaves the old level, with a 95% `onset_interval`. `until` is the last step of the
-            change.
-        shape: A `jump` happens from one step to the next. A `ramp` takes several steps.
-        before: The level before the change. `after` is the level after the change.
-        bad_steps: A few steps that are far from their neighbors. The fit ignores these steps.
+        onset: The first step that leaves the old level, with a 95% `onset_interval`.
+        until: The last step of the change.
+        shape: `jump` (from one step to the next) or `ramp` (over several steps).
+        before: The level before the change.
+        after: The level after the change.
+        bad_steps: A few steps that are far from their neighbors, and that the fit ignores.
         driven_by: The number of tokens that cause the change, if only a few tokens cause it.
     """
 
@@ -363,7 +365,7 @@ def check_outliers(
     p99: Sequence[float | None],
     outliers: Sequence[float | None],
 ) -> Growth:
-    """Test whether a few tokens cause the change of K3. If so, add their number, or reject the change.
+    """Test whether a few tokens cause the change of K3. If so, add their number to the text, or reject the change.
 
     `p99` is the 99th percentile of |log ratio| at each step. `outliers` is the number of tokens whose two probabilities
     differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change. Standard

@@ -256,7 +256,7 @@ class Groups(FiniteModel):
 
 
 class Distribution(FiniteModel):
-    """Histogram of the log ratio (train minus rollout, nats): tokens and their total K3 between neighboring `edges`."""
+    """Histogram of the log ratio (train minus rollout, nats): number of tokens and sum of their K3 between `edges`."""
 
     edges: list[float]
     tokens: list[Count]
@@ -396,21 +396,24 @@ class RunContent(FiniteModel):
     """Facts about the rows of a run, apart from the mismatch: repeated sequences, masked tokens, token ids, models.
 
     Attributes:
-        sequences: number of sequences with a valid token. `tokens` is the number of their valid tokens.
-        repeated: number of sequences with the same log-probs as an earlier sequence. `repeated_tokens` is the number of
-            their tokens. `example` names one of them and the earlier sequence.
+        sequences: number of sequences with a valid token.
+        tokens: number of valid tokens.
+        repeated: number of sequences with the same log-probs as an earlier sequence.
+        repeated_tokens: number of valid tokens in the repeated sequences.
+        example: one repeated sequence and the earlier sequence with the same log-probs.
         hidden: share of masked tokens, among the tokens that have a log-prob on both sides.
-        hidden_abs_diff: mean |log ratio| of these masked tokens, in nats. Values above 1 count as 1. `shown_abs_diff`
-            is the same mean over the valid tokens.
-        loud: share of these masked tokens whose |log ratio| is larger than the |log ratio| of 99.9% of the valid
-            tokens.
+        hidden_abs_diff: mean of min(|log ratio|, 1) over these masked tokens, in nats.
+        shown_abs_diff: mean of min(|log ratio|, 1) over the valid tokens, in nats.
+        loud: share of masked tokens whose |log ratio| is above the 99.9% quantile of the valid tokens.
         holes: share of masked tokens among the tokens from the first to the last valid token of each row.
-        clipped: share of the valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both
-            sides, if this share is larger. 0 if chance explains the share.
+        clipped: share of valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both sides
+            (the larger of these two shares, or 0 if chance explains it).
         doubts: causes with high confidence which mean that a column does not contain what its name says.
-        vocabulary: number of tokens by token id modulo 64. `id_p95` is the 95% quantile of the ids.
-        responses: hash of all responses, if all rows have token ids. It does not depend on the order of the rows.
-        models: names of the models in the rows. `engines` are the names of the inference engines.
+        vocabulary: number of tokens by token id modulo 64.
+        id_p95: 95% quantile of the token ids.
+        responses: hash of all responses in any order, if all rows have token ids.
+        models: names of the models in the rows.
+        engines: names of the inference engines in the rows.
     """
 
     sequences: Count = 0
@@ -469,7 +472,7 @@ class Judgement(FiniteModel):
 
 
 class Answer(FiniteModel):
-    """The answer to one of the four questions of the summary. `key` identifies it, and `level` rates how bad it is."""
+    """The answer to one question of the summary. `key` identifies the answer, and `level` rates the situation."""
 
     question: Question
     key: str
@@ -495,8 +498,8 @@ class RunResult(TextView, FiniteModel):
     """The result of one run. `findings` are the causes of its mismatch, strongest first.
 
     Attributes:
-        sides: the errors of rollout and trainer. Null without `reference_log_probs`.
-        story: the summary that terminal, report and notebook show. Null until shown in a Result that was built by hand.
+        sides: the errors of rollout and trainer (null without `reference_log_probs`).
+        story: the summary that terminal, report and notebook show (null in a hand-made Result until it is shown).
         logged: for each correction, the metrics that the framework would have logged, with one value per step.
         log: the values of the run's own log (`--against`), with one value per step.
         order: a sentence that says which series changed first.
@@ -504,7 +507,7 @@ class RunResult(TextView, FiniteModel):
         against: for each correction, a comparison of `log` with `logged`.
         against_metrics: a comparison of other metrics in the log, which are not in `logged`.
         fresh_batches: for each correction, the predicted share of rejected tokens in a new batch.
-        presets: the points of a chart of all presets. Only filled if a page was written.
+        presets: the points of a chart of all presets (only filled if a page was written).
     """
 
     overall: OverallMetrics
