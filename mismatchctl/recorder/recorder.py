@@ -325,9 +325,9 @@ class Recorder:
         same way, or contain only the kept tokens. If `response_mask` is a list or missing, whole rows are kept. Columns
         of experts have the shape [B, T, k] or [B, T, layers, k], with k experts per token and layer. Columns of the k
         most likely tokens have the shape [B, T, k]. `prompt_token_ids` is a list of B rows of any length. A
-        per-sequence column is a list or array of B numbers, booleans or strings, or one value for all rows. Floats
-        narrower than float32 are stored as float32, without loss. `sampling_mask` contains, for each token, the ids
-        that vLLM could sample. Only their number is stored, as `kept_tokens`.
+        per-sequence column is a list or array of B numbers, booleans or strings, or one value for all rows. In
+        per-token columns, arrays of float64 stay float64, and other floats are stored as float32. `sampling_mask`
+        contains, for each token, the ids that vLLM could sample. Only their number is stored, as `kept_tokens`.
 
         Args:
             step: the training step, a non-negative integer.

@@ -130,7 +130,7 @@ def test_undefined_values_show_their_reason(parsed: Parsed) -> None:
 
 
 def test_the_trend_is_described(parsed: Parsed) -> None:
-    assert re.search(r"rose [\d.]+x \([\d.]+ to [\d.]+\) (from|at) step \d+", parsed.text)
+    assert re.search(r"rose by a factor of [\d.]+ \(95% interval [\d.]+ to [\d.]+\) (from|at) step \d+", parsed.text)
 
 
 def test_hostile_strings_stay_text(hostile: str) -> None:

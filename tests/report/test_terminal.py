@@ -111,7 +111,7 @@ def test_the_summary_of_one_run_is_complete() -> None:
         "what to do",
     ):
         assert part in text
-    assert re.search(r"rose [\d.]+x", text)
+    assert re.search(r"rose by a factor of [\d.]+", text)
     assert "z of the mean ratio" in text
 
 
