@@ -286,7 +286,7 @@ class Case:
 
     @cached_property
     def certain_tokens_differ(self) -> bool:
-        """Return True if nearly certain tokens have large log ratios too. Noise in the logits cannot cause this."""
+        """Return True if nearly certain tokens have large log ratios too, which noise in the logits cannot cause."""
         size, unsure = np.abs(self.x), (self.t > _UNSURE_RANGE[0]) & (self.t < _UNSURE_RANGE[1])
         if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
             return False
@@ -552,7 +552,7 @@ _KINDS_MIN_TOKENS = 5
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Rows with a large mismatch (`louder`). `times`: their mismatch divided by the mismatch of the other rows."""
+    """Rows with a large mismatch (`louder`). `times` is the mismatch of these rows divided by that of other rows."""
 
     louder: Bools
     times: float

@@ -85,7 +85,7 @@ class SequenceHashes:
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
     """Hash the length of each sequence and the log-probs of 16 of its valid tokens.
 
-    A short sequence of likely tokens may be sampled twice by chance. Therefore, its hash also includes its ids.
+    The hash of a short sequence of likely tokens also includes its ids, because such a sequence may be sampled twice.
     """
     kind = np.result_type(rows.rollout, rows.train, np.float32)
     with np.errstate(invalid="ignore"):

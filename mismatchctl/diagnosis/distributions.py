@@ -270,7 +270,7 @@ def _find_sampler(ratio: Calibration) -> str:
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
-    """Find a temperature. It moves the log-probs of likely and of unlikely tokens in opposite directions."""
+    """Find a temperature, which moves the log-probs of likely and of unlikely tokens in opposite directions."""
     if len(case.x) < 200 or case.column_correlation < UNRELATED_CORRELATION:
         return None
     read, same = estimate_scale(case), compare_same_contexts(case)
@@ -353,8 +353,8 @@ def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit
 def _exponents(case: Case) -> Float64s:
     """Return logit(rollout) / logit(train) for unlikely tokens, to estimate the exponent b in rollout ~ train^b.
 
-    If one other token has all the remaining probability, this ratio equals b. Otherwise, it is closer to 1. Therefore,
-    the ratios farthest from 1 are the best estimates. A truncation changes these ratios only a little.
+    The ratio equals b if one other token has all the remaining probability, and is closer to 1 in other contexts. The
+    ratios farthest from 1 are the best estimates of b. A truncation changes these ratios only a little.
     """
     p, q = case.t[case.rare], np.minimum(case.r[case.rare], -1e-9)
     return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))

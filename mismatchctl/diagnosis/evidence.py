@@ -232,10 +232,10 @@ def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
     """Return sums for a regression of the mismatch of sequences on their length, by (column, step, value).
 
-    A sequence has four terms: 1, its level, log(number of tokens), and log(mean of 1 - p). Its level is log(sum of |log
-    ratio| / sum of 1 - p), because equal noise in all logits causes log ratios in proportion to 1 - p. The array of a
-    key [4, 4] contains the products of all pairs of terms, summed over the sequences that have this step and this value
-    in the column. The column "" contains all sequences of a step.
+    A sequence has four terms: 1, its level, log(number of tokens), and log(mean of 1 - p). The level of a sequence is
+    log(sum of |log ratio| / sum of 1 - p). Noise of equal size in all logits gives all sequences about the same level.
+    The array [4, 4] of (column, step, value) contains the products of all pairs of terms, summed over the sequences
+    that have this step, and this value in the column. The column "" contains all sequences of a step.
     """
     some = (levels.finite > 0) & (levels.size > 0)  # a sequence with identical log-probs has no noise
     counts = levels.finite[some]

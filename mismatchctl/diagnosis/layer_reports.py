@@ -92,7 +92,7 @@ class Tensor(_Model):
     """A tensor that a tool compared on the two sides.
 
     `layer` counts from 0 and is null for a tensor outside the layers. `value` is the difference between the two sides,
-    in the unit of the report. `why` is the tool's reason to reject the tensor. It is empty for an accepted tensor.
+    in the unit of the report. `why` is the tool's reason to reject the tensor, or empty if the tool accepts the tensor.
     """
 
     name: str
@@ -119,9 +119,9 @@ class LayerReport(_Model):
     """The conclusions from a report of a layer comparator.
 
     `first_bad` is the first tensor that the tool rejects. `first_apart` is the first tensor that differs far more than
-    the layers before it, or than most weights. The fault is at the first of these two tensors. `last_good` is the last
-    layer before the fault, and `before` is the largest value in the layers before the fault. `growth` contains the
-    largest value of each layer. `next` describes the next comparison.
+    the layers before it, or than most weights. The fault is at `first_bad` or `first_apart` (the earlier tensor).
+    `last_good` is the last layer before the fault, and `before` is the largest value in the layers before the fault.
+    `growth` contains the largest value of each layer. `next` describes the next comparison.
     """
 
     file: str
@@ -358,7 +358,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
-    """Read the JSON that `msprobe -da` writes per rank. Its `Result` is empty, so `is_same` is used instead."""
+    """Read the JSON that `msprobe -da` writes per rank. `is_same` replaces `Result`, which is empty there."""
     calls = [*document.values()] if isinstance(document, Mapping) else []
     if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
         return None

@@ -10,7 +10,7 @@ _load_renderer: Callable[[], object] | None = None
 
 
 def register_renderer(load: Callable[[], object]) -> None:
-    """Set the function that creates the renderer. It is called when a result is drawn for the first time."""
+    """Set the function that creates the renderer when a result is drawn for the first time."""
     global _load_renderer
     _load_renderer = load
 

@@ -368,9 +368,9 @@ def check_outliers(
     """Test whether a few tokens cause the change of K3. If so, add their number to the text, or reject the change.
 
     `p99` is the 99th percentile of |log ratio| at each step. `outliers` is the number of tokens whose two probabilities
-    differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change. Standard
-    errors do not include how often such tokens occur. Therefore, the change is rejected if a rank test of the steps
-    before and after the change is not significant.
+    differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change. A change by a
+    few tokens is rejected if a rank test of the steps before and after the change is not significant, because standard
+    errors do not include how often such tokens occur.
     """
     rows = [
         (i, value, high, count)
@@ -426,7 +426,7 @@ def _label_name(value: Label) -> str | int | float:
 
 
 def step_positions(labels: Sequence[Label]) -> Float64s:
-    """Return the step numbers, if the steps have ascending numbers. Otherwise, return 0, 1, 2, ..."""
+    """Return the step numbers if all steps have ascending numbers, or else 0, 1, 2, ..."""
     numbered = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in labels)
     where = np.array(labels, np.float64) if numbered else np.zeros(0)
     ascend = len(where) > 1 and bool(np.isfinite(where).all() and (np.diff(where) > 0).all())
@@ -438,7 +438,7 @@ def step_blocks(count: int) -> list[NDArray[np.int64]]:
 
 
 def _is_uneven(height: Float64s, error: Float64s) -> bool:
-    """Return True if blocks of steps differ by more than their standard errors. Without errors, return False."""
+    """Return True if blocks of steps differ by more than their standard errors (False without standard errors)."""
     if not error.any():
         return False
     blocks = step_blocks(len(height))

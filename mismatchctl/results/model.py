@@ -123,7 +123,7 @@ class MetricLogComparison(LogComparison):
 
 
 class Lag(FiniteModel):
-    """The number of steps by which K3 follows a series of the run's log. It is negative if K3 changes first.
+    """The number of steps by which K3 follows a series of the run's log (negative if K3 changes first).
 
     `correlation` is the rank correlation between the changes of K3 and the changes of the series from step to step.
     `compared` is the number of compared steps. `steps` is null if the lag is unknown.
@@ -158,8 +158,8 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 class Value(FiniteModel):
     """A value with standard error `se` and 95% interval. `status` is "ok", or the reason why the value is null.
 
-    `tail` is "heavy_tail" if a few clusters or a few large weights dominate the value. Then the interval is too narrow:
-    it contains the true value with a probability of only `covers`, as measured on other dumps.
+    `tail` is "heavy_tail" if a few clusters or a few large weights dominate the value. An interval with a heavy tail is
+    too narrow: it contains the true value with a probability of only `covers`, as measured on other dumps.
     """
 
     value: float | None
@@ -191,9 +191,9 @@ class Series(FiniteModel):
     """A metric with one value per group, for example per step.
 
     Values are rounded to 9 significant digits (corrections to 7, `se` and `interval` to 3). Counts are exact. `se` and
-    `interval` are absent if no group has them. `status` is a string if all groups have the same status. Otherwise, it
-    maps each status except "ok" to the indices of its groups. `heavy_tail` contains the indices of groups in which a
-    few clusters or large weights dominate the value. Their standard errors are too small.
+    `interval` are absent if no group has them. `status` is a string if all groups have the same status, or else maps
+    each status except "ok" to the indices of its groups. `heavy_tail` contains the indices of groups in which a few
+    clusters or large weights dominate the value, so that the standard error is too small.
     """
 
     value: Numbers
@@ -240,7 +240,7 @@ class Clusters(FiniteModel):
 class Groups(FiniteModel):
     """Metrics per group. The groups are the steps, or the values of a `--by` column. `labels` contains their names.
 
-    `clusters` is the cluster table of a `--by` column. It is null if the table is too large. The cluster table of the
+    `clusters` is the cluster table of a `--by` column, or null if the table is too large. The cluster table of the
     steps is stored in the run.
     """
 
@@ -369,7 +369,7 @@ class Sides(FiniteModel):
 
     `correlation` is the correlation of the errors of the two sides. An error that the two sides share cancels in the
     log ratio. `rollout_share` is the rollout's share of the squared log ratio. `rollout_share_k3` is its share of K3.
-    `reference_over_rollout` is the mean of reference probability / rollout probability. It is 1 if the tokens were
+    `reference_over_rollout` is the mean of reference probability / rollout probability, which is 1 if the tokens were
     sampled with the rollout's log-probs. `groups` contains the errors by step, worker, position and probability.
     """
 
@@ -611,9 +611,9 @@ class Acceptance(FiniteModel):
 class Provenance(FiniteModel):
     """Origin of a Result: the input files and the options of the analysis.
 
-    `framework` is the name and version of the framework whose metrics are in `RunResult.logged`. `replay` contains its
-    settings. `device` is the device that did the calculation. It is null for the CPU. `log` is the file of the run's
-    log. `unread` are files in the given folders that contain dump data, but are not named like a dump.
+    `framework` is the name and version of the framework whose metrics are in `RunResult.logged`. `replay` contains the
+    settings of this framework. `device` is the device that did the calculation, or null for the CPU. `log` is the file
+    of the run's log. `unread` are files in the given folders that contain dump data, but are not named like a dump.
     """
 
     tool: str = "mismatchctl"
@@ -707,7 +707,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
 
 def find_run(result: Result, name: str) -> str | None:
-    """Return `name` if a run has this name. Otherwise, return the name of the only run, or None if there are more."""
+    """Return `name` if a run has this name, or else the name of the only run. With several runs, return None."""
     return name if name in result.runs else next(iter(result.runs)) if len(result.runs) == 1 else None
 
 

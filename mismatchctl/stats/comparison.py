@@ -220,7 +220,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count the lost tokens (see `LEVEL_SHARES`) of each cluster. If no cap defines them, all counts are 0."""
+    """Count the lost tokens (see `LEVEL_SHARES`) of each cluster. Without a cap for lost tokens, return zeros."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))

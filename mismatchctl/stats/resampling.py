@@ -101,7 +101,7 @@ Labels = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SampleExchange:
-    """Permutation test of two samples. It exchanges the labels "new" and "old" of their clusters."""
+    """Permutation test of two samples, which exchanges the labels "new" and "old" of the clusters."""
 
     new: Hashes
     old: Hashes

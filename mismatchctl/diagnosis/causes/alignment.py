@@ -373,7 +373,7 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
 
 
 def _match_shared_prefix(case: Case) -> Detection | None:
-    """Find prompts whose responses all start with the same unlikely tokens. These tokens belong to the prompt."""
+    """Find prompts whose responses all start with the same unlikely tokens, which belong to the prompt."""
     ids = case.rows.extra_columns.get("token_ids")
     if ids is None or case.rows.columns.get("prompt_id") is None:
         return None

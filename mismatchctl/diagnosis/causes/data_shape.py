@@ -340,7 +340,7 @@ def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None,
 
 
 def _clumping(case: Case, same: Bools, long: Bools) -> float:
-    """Return the z-score of a Wald-Wolfowitz test. It is below 0 if identical rows are often neighbors in the dump."""
+    """Return a Wald-Wolfowitz z-score, which is below 0 if identical rows are often neighbors in the dump."""
     rows = np.flatnonzero(long)
     order = rows[np.lexsort((case.rows.rows[rows], case.rows.file[rows]))]
     flags = same[order]

@@ -254,10 +254,10 @@ def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 
 def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
-    """Estimate how many tokens the sampler keeps. The z-score shows if this number depends on the removed mass.
+    """Estimate how many tokens the sampler keeps, and whether the number depends on the removed mass (a z-score).
 
-    The number is the mean of 1 / q, where q is the sampler's probability of the sampled token. The weight of a position
-    is the square of its removed mass, because small removed masses are mostly noise.
+    The number of kept tokens is the mean of 1 / q, where q is the sampler's probability of the sampled token. The
+    weight of a position is the square of its removed mass, because small removed masses are mostly noise.
     """
     length = _estimate_mean_kept(case, np.maximum(cut - 0.1, 0.0) ** 2)
     weights = np.where(cut > 0.03, cut, 0.0) ** 2
@@ -329,7 +329,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
 
 
 def _compare_entropy(case: Case) -> Detection | None:
-    """Compare the mean of -log p with the mean recorded entropy. They are equal if p is the sampler's probability."""
+    """Compare the mean of -log p with the mean recorded entropy, which equals it if p is the sampler's probability."""
     entropy = case.token_column("entropy")
     filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounded columns still agree
     if entropy is None or case.reshaped or filled or case.noise > 0.1:

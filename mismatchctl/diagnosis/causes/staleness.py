@@ -473,7 +473,7 @@ def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Log mismatch of one value of a column (such as a worker) minus that of the other values in the same steps."""
+    """Log mismatch for one value of a column (such as a worker) minus that of other values in the same steps."""
 
     value: GroupValue
     difference: float
