@@ -2,6 +2,7 @@
 
 import pytest
 
+from mismatchctl.api.gate.coverage import undecided_check
 from mismatchctl.api.gate.verdict import Check, Verdict
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages.gate import advise_next, document
@@ -58,6 +59,14 @@ def test_passed_verdicts_have_no_advice() -> None:
     assert advise_next(_verdict("passed")) == []
     assert "what to do" not in Parsed(render_html(document(_verdict("passed")))).text
     assert "Record more prompts" in advise_next(_verdict("undecided"))[0]
+
+
+def test_a_missing_run_is_named_once_and_gives_no_empty_advice() -> None:
+    verdict = _verdict("undecided")
+    verdict.checks.insert(0, undecided_check("dense", "run dense", "the dump lacks this run of the baseline"))
+    page = Parsed(render_html(document(verdict))).text
+    assert "undecided: run dense: the dump lacks this run of the baseline" in page
+    assert "what to do" not in page
 
 
 def test_each_run_is_drawn_with_its_own_outcome_and_the_failed_run_shows_what_rose() -> None:

@@ -28,6 +28,7 @@ from mismatchctl.report.document import (
 )
 from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
+from mismatchctl.report.pages import advise
 from mismatchctl.report.pages.analyze import analyze_screen, document
 from mismatchctl.report.pages.saved import read_saved
 from mismatchctl.results import summary
@@ -207,6 +208,10 @@ def test_headlines_of_advice_say_what_to_do() -> None:
         (RunAdvice(notes=["the dump has no rewards"]), "no ranking: the dump has no rewards"),
     ):
         assert words in advice_headline(advice)
+    calm = RunAdvice(advice=[none, best], front={"none": (0, 1, 0), "token_tis": (0, 1, 0)}, growth=22.2)
+    page = render_markdown(advise.document({"moe": calm, "dense": calm}))
+    assert "use no correction: no candidate is significantly better (all 2 runs)" in page
+    assert page.count("K3 grew 22.2x within this dump") == 2 and "attention" not in page
 
 
 def test_parts_appear_only_in_their_formats() -> None:

@@ -305,8 +305,8 @@ def verdict_answer(verdict: Verdict) -> str:
         return "no check was made"
     chosen = [check for check in checks if outcome_label(check) == verdict.outcome] or checks
     first = max(chosen, key=_excess) if verdict.outcome == "failed" else chosen[0]
-    runs = {check.run for check in checks}
-    where = f"{escape_terminal(first.run)}: " if len(runs) > 1 and verdict.outcome != "passed" else ""
+    several = len({check.run for check in checks}) > 1 and metric_label(first) != f"run {first.run}"
+    where = f"{escape_terminal(first.run)}: " if several and verdict.outcome != "passed" else ""
     if verdict.outcome == "passed":
         alike = [each for each in chosen if (each.rule, each.kind, each.title) == (first.rule, first.kind, first.title)]
         name, others = check_name(first), len(chosen) - len(alike)

@@ -14,6 +14,7 @@ from mismatchctl.report.tables import by_severity, runs_headline, runs_table
 from mismatchctl.results.summary import RunStatus, first_sentence, percent
 
 MAX_CONFIG_LINES = 12
+_GROWTH = "K3 grew {:.3g}x within this dump. Run advise again on the last steps"
 
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
@@ -35,6 +36,8 @@ def _judge(found: Mapping[str, api.RunAdvice]) -> dict[str, RunStatus]:
 def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
     head = runs_headline(judged, f"0 of {len(judged)} runs need attention", "advise")
     head.title = head.title.removeprefix(": ")  # tables in memory have no name
+    if len(judged) > 1 and len(texts := {one.text for one in judged.values()}) == 1:
+        head.title = f"{texts.pop()} (all {len(judged)} runs)"
     return head
 
 
@@ -63,7 +66,7 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
         text = api.compare_with_yours(own, best).removeprefix("yours: ")
         rows.append(("yours", f"{text}{f'; {own.outcome}' if own.outcome else ''}"))
     if advice.growth is not None:
-        rows.append(("trend", f"K3 grew {advice.growth:.3g}x within this dump. Run advise again on the last steps"))
+        rows.append(("trend", _GROWTH.format(advice.growth)))
     size = f"{advice.sequences:,} sequences in {advice.prompts:,} prompt groups, {advice.batch:,} sequences per update"
     yield doc.Facts([*rows, ("data", f"loss of ESS: {advice.severity}; {size}")])
 
@@ -81,15 +84,12 @@ def _config_part(advice: api.RunAdvice) -> doc.Code:
 
 
 def _next_command(advice: api.RunAdvice, paths: Sequence[str]) -> str:
-    if advice.fix_first is not None:
+    best = advice.advice[0].name if advice.advice else ""
+    if advice.fix_first is not None or (best == "none" and advice.growth is not None):
         return format_command("diagnose", paths)
-    if not advice.advice:
-        return format_command("sweep", paths)
-    if advice.advice[0].name == "none" and advice.growth is not None:
-        return format_command("diagnose", paths)
-    if advice.advice[0].name == "none":
+    if best == "none":
         return format_command("gate", paths, "--save-baseline ok.json --accept")
-    return format_command("analyze", paths, f"-c {advice.advice[0].name}")
+    return format_command("analyze", paths, f"-c {best}") if best else format_command("sweep", paths)
 
 
 def document(found: Mapping[str, api.RunAdvice]) -> doc.Document:
@@ -109,7 +109,8 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
 
     yours = (api.compare_with_yours(own, advice.advice[0]) for own in advice.yours)
     outcomes = (f"{own.name}: {own.outcome}" for own in (*advice.advice, *advice.yours) if own.outcome)
-    reasons = (*yours, *_describe_others(advice), *outcomes)
+    trend = [] if advice.growth is None else [_GROWTH.format(advice.growth)]
+    reasons = (*trend, *yours, *_describe_others(advice), *outcomes)
     section.add(_ranking_table(advice), *(doc.Note(f"{text}.") for text in reasons))
     section.add(doc.Figures([advice_figure(advice, f"{section.anchor}-front")]), *notes)
     for own in filter(None, (advice.advice[0], advice.runner_up)):

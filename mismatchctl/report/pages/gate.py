@@ -129,8 +129,9 @@ def advise_next(verdict: api.Verdict) -> list[str]:
     failed = [check for check in verdict.checks if check.outcome == "failed"]
     if not failed:
         doubts = [check for check in verdict.checks if api.outcome_label(check) == "undecided"]
-        unusable = [check.reason.partition(". ")[2] for check in doubts if check.rule == api.COVERAGE_RULE]
-        return unusable[:1] or ["Record more prompts, or plan the number with mismatchctl gate --plan."] * bool(doubts)
+        if unusable := [check for check in doubts if check.rule == api.COVERAGE_RULE]:
+            return [remedy for check in unusable if (remedy := check.reason.partition(". ")[2])][:1]
+        return ["Record more prompts, or plan the number with mismatchctl gate --plan."] * bool(doubts)
     risen = {part.name for check in failed for part in check.parts if part.rose}
     texts = []
     if risen == {"tail"}:
