@@ -52,7 +52,10 @@ def lint(
         if len(all_written) > 1:
             traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]
         found += [*traps, *(_measure_findings(chosen, native, dumps, rename or {}) if dumps else ())]
-    return all_written[0].framework, sorted(found, key=lambda finding: LEVELS.index(finding.level))
+    chosen = all_written[0].framework
+    remedy = f"pass a known version, such as {chosen.title}"
+    found += [LintMessage("warning", "", text, remedy, chosen.title) for text in chosen.warnings]
+    return chosen, sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:

@@ -383,7 +383,7 @@ def advise(
 
     return advise_dump(
         _list_dumps(sources, {}),
-        framework="" if named is None else str(framework if isinstance(framework, str) else framework.dated),
+        framework="" if named is None else str(framework if isinstance(framework, str) else framework.title),
         corrections=parse_corrections(corrections),
         yours=parse_corrections(configs),
         batch=batch,

@@ -7,7 +7,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -351,6 +351,7 @@ class Framework(ABC):
     reads_yaml_1_1: bool = False  # True if YAML reads 1e-4 as a string. False for OmegaConf, which resolves `${a.b}`
     log_step_offset: int = 0  # a batch's step in the log minus its generation step
     note: str = ""  # date or commit of the code, if the version is not a date
+    unknown: str = ""  # the version that the user asked for, if it is read as this version because it is not known
     columns: Mapping[str, str] = {}  # its column name -> schema column, for names with one meaning in all frameworks
 
     @property
@@ -360,6 +361,11 @@ class Framework(ABC):
     @property
     def dated(self) -> str:
         return f"{self.title} ({self.note})" if self.note else self.title
+
+    @property
+    def warnings(self) -> list[str]:
+        asked = f"{self.name}@{self.unknown}"
+        return [f"{asked} is not known, so it is read as {self.title}"] if self.unknown else []
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Merge the files that a configuration refers to, and return the names of missing files."""
@@ -429,6 +435,7 @@ class CodeVersion:
     date: str  # year-month-day of the commit, or year-month
     commit: str = ""  # commit of the repository. Empty if it is unknown.
     words: Sequence[str] = ()  # other names
+    unknown: str = ""  # the name that was asked for, if it is not known and read as this version
 
 
 Version = TypeVar("Version", bound=CodeVersion)
@@ -445,7 +452,8 @@ def find_dated_version(framework: str, versions: Sequence[Version], word: str) -
     if word[:4].isdecimal() and word[4:5] == "-":
         older = [version for version in versions if version.date[: len(word)] <= word]
         if older:
-            return older[-1]
+            is_later = older[-1] is versions[-1] and not versions[-1].date.startswith(word)
+            return replace(older[-1], unknown=word) if is_later else older[-1]
         raise ConfigError(f"{framework}@{word}: versions before {versions[0].date} are not supported")
     names = [version.name for version in versions]
     hint = suggestion(word, [*names, *(other for version in versions for other in version.words)])

@@ -312,7 +312,7 @@ def _read_correction(path: Path, written: NativeConfig) -> Correction:
         message = str(error)
         whose = "" if message.startswith(chosen.title) else f"{chosen.title}: "
         raise ConfigError(f"{path}: {whose}{message}") from None
-    about = found.about or f"{path.name}, as {chosen.title} reads it"
+    about = ". ".join([found.about or f"{path.name}, as {chosen.title} reads it", *chosen.warnings])
     named = found.model_copy(update={"name": written.name, "about": about})
     try:
         Correction.model_validate(named.model_dump())
@@ -354,7 +354,8 @@ def format_preset(preset: Preset) -> str:
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
     """Format a Correction as YAML of a framework. With `nearest`, list differences instead of raising an error."""
-    head = [f"# {escape_terminal(correction.name)} as {framework.dated} reads it"]
+    head = [f"{escape_terminal(correction.name)} as {framework.dated} reads it", *framework.warnings]
+    head = [f"# {text}" for text in head]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])
     if unsaid:
         head += [

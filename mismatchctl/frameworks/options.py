@@ -416,7 +416,8 @@ def _bounds_of(rule: Weight | Gate) -> tuple[Any, Any]:
 def make_adapter(kind: type[PlainFramework], versions: tuple[str, ...], default: str = "", **brought: Any) -> Adapter:
     def load(version: str) -> Framework:
         if version and version not in versions:
-            raise ConfigError(f"{kind.name}: unknown version {version!r}{suggestion(version, versions)}")
+            known = f"use one of {', '.join(versions)}"
+            raise ConfigError(f"unknown {kind.name} version {version!r}{suggestion(version, versions)}: {known}")
         return kind(version or default or versions[0])
 
     def recognize(native: Mapping[str, Any]) -> str | None:

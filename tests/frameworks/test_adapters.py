@@ -8,6 +8,8 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -96,6 +98,42 @@ def test_unknown_configurations_are_not_assigned_to_a_framework() -> None:
     assert recognize({"loss_type": "dapo", "epsilon": 0.2}) is None
     assert recognize({"learning_rate": 1e-6, "level": "token", "mode": "x", "type": "adam"}) is None
     assert recognize({"weight": {"truncate": 2.0}, "gates": []}) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "version"),
+    [("verl@9.9", "0.9.1"), ("verl@2030-01", "2026-08"), ("slime@2030-01", "2026-08"), ("miles@2030-01", "2026-08")],
+)
+def test_an_unknown_version_is_read_as_the_newest_with_a_warning(asked: str, version: str) -> None:
+    framework = load_framework(asked)
+    assert framework.warnings == [f"{asked} is not known, so it is read as {framework.name}@{version}"]
+    assert framework.version == version and load_framework(framework.title).warnings == []
+
+
+def test_every_use_of_an_unknown_version_is_reported_once(tmp_path: Path) -> None:
+    asked, dump, config = "verl@9.9", tmp_path / "dump.parquet", tmp_path / "verl.yaml"
+    rows = {"rollout_log_probs": [[-1.0, -2.0], [-1.5]] * 8, "train_log_probs": [[-1.1, -1.9], [-1.4]] * 8}
+    pq.write_table(pa.table(rows), dump)
+    config.write_text("algorithm:\n  rollout_correction: {rollout_is: token, rollout_is_threshold: 2.0}\n")
+    warning = "verl@9.9 is not known, so it is read as verl@0.9.1"
+    rule = "rollout_corr/kl:framework=verl@9.9,max=1"
+    for words in (
+        ("analyze", dump, "--framework", asked),
+        ("analyze", dump, "--framework", asked, "--config", config),
+        ("analyze", dump, "--framework", asked, "--json"),
+        ("advise", dump, "--for", asked),
+        ("advise", dump, "--for", asked, "-v"),
+        ("lint", config, "--framework", asked),
+        ("presets", "show", "token_tis", "--as", asked),
+        ("gate", dump, "--rule", rule),
+    ):
+        done = command.run(*words)
+        shown = done.stderr if "--json" in words else done.stdout + done.stderr
+        assert " ".join(shown.split()).count(warning) == 1, words
+    assert mm.analyze(dump, framework=asked).warnings.count(warning) == 1
+    assert mm.advise(dump, framework=asked)["dump"].warnings == [warning]
+    assert [one.consequence for one in mm.lint(config, framework=asked)] == [warning]
+    assert mm.read_config(config, framework=asked)[0].about.count(warning) == 1
 
 
 def test_misspelt_options_are_refused_and_unrelated_ones_ignored() -> None:

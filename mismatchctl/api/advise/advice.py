@@ -74,6 +74,7 @@ class RunAdvice(TextView, FiniteModel):
     lower_bound: bool = False  # True if the reference may be biased, so that each bias is only a lower bound
     k_hat: float | None = None  # tail index of the sequence weights. Above 0.7 their mean does not converge.
     notes: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)  # about the given framework
     # name of every candidate -> (bias2, variance, rejected tokens), for the figure
     front: dict[str, tuple[CappedSum, CappedSum, CappedSum]] = Field(default_factory=dict)
 

@@ -297,6 +297,10 @@ def advise(
         # the diagnosis can be wrong, so the ranking does not depend on it
         advice = rank_corrections(samples.pop(run), tried, batch, limits or Limits(), known, yours)
         result[run] = advice.model_copy(
-            update={"fix_first": find_fixable(found, MIN_HEADLINE_SHARE), "growth": find_growth(found)}
+            update={
+                "fix_first": find_fixable(found, MIN_HEADLINE_SHARE),
+                "growth": find_growth(found),
+                "warnings": known.warnings if known else [],
+            }
         )
     return Advice(result)

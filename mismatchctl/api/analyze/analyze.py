@@ -759,6 +759,7 @@ def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedS
     logged = replays[0]
     result.provenance.framework = framework.title
     result.provenance.replay = logged.options.given
+    result.warnings += framework.warnings
     result.warnings += [
         f"{name}: {framework.title} cannot apply this correction ({why.removeprefix(f'{name}: ')})"
         for name, why in logged.refused.items()

@@ -262,7 +262,7 @@ class Slime(Framework):
 
     def __init__(self, version: SlimeVersion) -> None:
         self.name, self.version, self.about = version.framework, version.name, version
-        self.note = version.commit[:8]
+        self.note, self.unknown = version.commit[:8], version.unknown
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
         return make_correction(self._checked(read_arguments(native, self.about)), self.name, self.about.effect)

@@ -227,7 +227,7 @@ class Verl(Framework):
 
     def __init__(self, version: VerlVersion) -> None:
         self.about = version
-        self.version = version.name
+        self.version, self.unknown = version.name, version.unknown
         self.note = f"{version.date}; {version.note}" if version.note else version.date
         # The section of the flat keys also contains other keys.
         self.block = ("algorithm",) if version.dialect == "flat" else ("algorithm", "rollout_correction")

@@ -95,7 +95,7 @@ def find_version(word: str) -> VerlVersion:
         raise ConfigError(
             f"verl@{word}: no rollout correction before 0.6.1. For commits of October 2025, use verl@2025-10."
         )
-    return replace(RELEASES[older[-1]], note=f"verl {word} is not known, read as {older[-1]}")
+    return replace(RELEASES[older[-1]], unknown=word)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
