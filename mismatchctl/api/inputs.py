@@ -148,10 +148,19 @@ def make_memory_table(source: object, title: str = "the table in memory", number
         table = _convert_to_arrow(source)
         if table is not None:
             return MemoryTable.of(table, title, number)
-    except (NotImplementedError, TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+    except (
+        NotImplementedError,
+        OverflowError,
+        TypeError,
+        ValueError,
+        pa.ArrowException,
+        pl.exceptions.PolarsError,
+    ) as error:
         # a streamed dataset raises NotImplementedError when its rows are read
         message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last text names the column
         why = str(message).partition("\n")[0]
+        if isinstance(error, OverflowError):
+            why = "it contains integers above 64 bits; store ids as text"
         raise ConfigError(f"cannot convert {kind_of(source)} to a table: {why}") from None
     wanted = "a path, a table (polars, pandas or Arrow) or a mapping of columns"
     raise ConfigError(f"a dump must be {wanted}, found {kind_of(source)}")
@@ -167,6 +176,7 @@ def _convert_to_arrow(source: object) -> pa.Table | None:
         odd = next((name for name, kind in source.schema.items() if kind == pl.Object), None)
         if odd is not None:
             raise ConfigError(f"column {odd}: expected numbers, strings or lists, found Python objects")
+        source = source.with_columns(pl.col(pl.Int128).cast(pl.String))
         return source.to_arrow(compat_level=pl.CompatLevel.oldest())
     if isinstance(source, pa.Table):
         return source
@@ -212,6 +222,7 @@ def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
     import pyarrow as pa
 
     from mismatchctl.corrections.tensors import TensorLayout
+    from mismatchctl.data.formats import make_array
 
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
@@ -219,11 +230,11 @@ def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
         return pa.chunked_array(values)
     shape = () if getattr(values, "is_nested", False) else getattr(values, "shape", ())
     if len(shape) == 1 and hasattr(values, "tolist"):
-        return pa.array(values.tolist())
+        return make_array(values.tolist())
     if isinstance(values, (list, tuple, range)) and (not values or np.ndim(values[0]) == 0):
         if odd := next((value for value in values if type(value) is object), None):
             raise ConfigError(f"column {name}: expected numbers, strings or lists, found {kind_of(odd)}")
-        return pa.array(list(values))
+        return make_array(list(values))
     layout = TensorLayout.from_values(values, name)
     flat = layout.flat()
     if flat.dtype.kind not in "fiub":

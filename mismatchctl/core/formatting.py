@@ -150,24 +150,31 @@ def format_number(value: float | None, unit: str = "") -> str:
     return _format_scientific_or_plain(value, _digits_around_one(value) if unit in UNITS_AROUND_ONE else _DIGITS)
 
 
-def format_estimate(value: float | None, se: float | None, unit: str = "") -> str:
-    """Format a value ± its standard error with the same number of decimals: `(5.36 ± 0.21)e-4`, `13.2 ± 0.4%`."""
+def format_estimate(
+    value: float | None, se: float | None, unit: str = "", interval: tuple[float, float] | None = None
+) -> str:
+    """Format a value ± half the width of its 95% interval: `(5.36 ± 0.41)e-4`, `13.2 ± 0.78%`."""
+    text = format_number(value, unit)
     if value is None or not math.isfinite(value) or not se or not math.isfinite(se):
-        return format_number(value, unit)
+        return text
     if se < _ROUNDING * max(abs(value), unit in UNITS_AROUND_ONE or unit == "-"):
-        return format_number(value, unit)
-    percent = unit == "fraction" and _SMALLEST_PERCENT <= max(abs(value), se) < _LARGEST_COUNT
+        return text
+    error = INTERVAL_Z * se if interval is None else (interval[1] - interval[0]) / 2 or se
+    if not math.isfinite(error):
+        return text
+    percent = "%" * (unit == "fraction" and _SMALLEST_PERCENT <= max(abs(value), error) < _LARGEST_COUNT)
     if percent:
-        value, se = 100 * value, 100 * se
-    exponent = max(_exponent(max(abs(value), se)), sys.float_info.min_10_exp)
-    scientific = not percent and not _SMALLEST_PLAIN <= max(abs(value), se) < _LARGEST_PLAIN
+        text, value, error = text.removesuffix("%"), 100 * value, 100 * error
+    largest = max(abs(value), error)
+    exponent = max(_exponent(largest), sys.float_info.min_10_exp)
+    scientific = not percent and not _SMALLEST_PLAIN <= largest < _LARGEST_PLAIN
     scale = 10.0**exponent if scientific else 1.0
-    value, se = value / scale, se / scale
-    places = max(0, min(1 - _exponent(se), _MOST_DIGITS))
-    middle = f"{_trim_zeros(value, places)} ± {se:.{places}f}"
-    if se < 0.5 * 10.0**-places:
-        middle = f"{_trim_zeros(value, places)} ± {_format_scientific_or_plain(se, 2)}"
-    return f"({middle})e{exponent}" if scientific else f"{middle}%" if percent else middle
+    places = max(0, 1 - _exponent(error / scale))
+    decimals = _DIGITS - 1 if scientific else places if abs(value) < error else len(text.partition(".")[2])
+    if places > decimals + _DIGITS or ("e" in text and largest > error and not scientific):
+        return f"{text} ± {_format_scientific_or_plain(error, 2)}{percent}"
+    middle = f"{_trim_zeros(value / scale, min(places, decimals))} ± {error / scale:,.{places}f}"
+    return f"({middle})e{exponent}" if scientific else f"{middle}{percent}"
 
 
 def format_count(count: int, noun: str) -> str:

@@ -36,6 +36,7 @@ from mismatchctl.data.formats import (
     find_type_misfit,
     format_name,
     is_list,
+    list_columns,
     plain_type,
     read_contents,
     to_plain_array,
@@ -53,7 +54,6 @@ HiveValue = int | str | None
 STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
 """A wrong type of these columns or of a per-token column is an error. Other columns of a wrong type are ignored."""
 
-_SHOWN_COLUMNS = 12
 _PARALLEL_REQUESTS = 16
 
 
@@ -269,9 +269,8 @@ class ColumnNames:
         near = escape_unprintable(suggestion(actual, [name for name in footer.types if name not in columns.values()]))
         named = f" (named with {option('columns', {column: shown})})" if column in self.rename else ""
         need = ", which a file with one row per token needs" if column not in REQUIRED_COLUMNS else ""
-        listed = ", ".join(map(escape_unprintable, list(footer.types)[:_SHOWN_COLUMNS])) or "none"
-        more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
-        remedy = f"{self._other_reading(footer, column, columns)}{remedy}; the columns of the file are {listed}{more}"
+        listed = list_columns(footer.contents.schema)
+        remedy = f"{self._other_reading(footer, column, columns)}{remedy}; the columns of the file are {listed}"
         return DataError(f"missing required column {shown}{named}{need}{near}", file=path, remedy=remedy)
 
     @staticmethod
@@ -301,7 +300,8 @@ def read_pieces(
         return
     names = list(dict.fromkeys(file.columns[column] for column in columns))
     if problem := file.contents.find_oversize(row_groups, names):
-        remedy = f"write smaller row groups, and one sequence of at most {MOST_SEQUENCE_TOKENS:,} tokens per row"
+        single = f"store one sequence of at most {MOST_SEQUENCE_TOKENS:,} tokens per row"
+        remedy = f"{file.contents.split_remedy}, and {single}"
         raise DataError(escape_unprintable(problem), file=file.path, remedy=remedy)
     store, group = find_store(file.location), file.contents.group_name
     where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
@@ -392,7 +392,7 @@ def require_files(catalog: Catalog, names: ColumnNames) -> None:
             near = escape_unprintable(suggestion(actual, sorted(present)))
             shown = escape_unprintable(actual)
             problem = f"{option('columns', {column: shown})}: no file has a column {shown}{near}"
-            listed = ", ".join(sorted(escape_unprintable(name) for name in footers[0].types))
+            listed = list_columns(footers[0].contents.schema)
             raise DataError(problem, file=footers[0].found.path, remedy=f"the columns of the file are {listed}")
 
 

@@ -89,11 +89,11 @@ def _limit_threads(threads: int, memory: int, dump: Dump) -> int:
     each = estimate_unit_bytes(largest)
     possible = (memory - PROCESS_BYTES) // max(each, 1)
     if possible < 1:
-        group = f"row group {largest.row_group} of {largest.file.path}, {largest.tokens:,} tokens"
+        smaller = f", or {largest.file.contents.split_remedy}" if memory > PROCESS_BYTES else ""
         least = -(-(PROCESS_BYTES + each) // 1_000_000)
         raise ConfigError(
-            f"--memory-limit {format_bytes(memory)} is too little for {group}; raise the limit to {least:,}MB, or "
-            "write smaller row groups"
+            f"--memory-limit {format_bytes(memory)} is too little to read {largest.tokens:,} tokens of "
+            f"{largest.file.path} at once; raise the limit to {least:,}MB{smaller}"
         )
     return min(threads, possible)
 

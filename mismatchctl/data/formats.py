@@ -7,7 +7,7 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from mismatchctl.core.batch import Bools, Ints
 from mismatchctl.core.machine_code import compiled_loops_in_use
 from mismatchctl.core.schema import COLUMNS_BY_NAME, ColumnKind, DumpColumn
 from mismatchctl.io.parquet_footer import check_footer
-from mismatchctl.io.stores import Store
+from mismatchctl.io.stores import Store, format_names
 
 NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", "nothing"
 
@@ -46,6 +46,22 @@ VALUE_KINDS: dict[str, Callable[[pa.DataType], bool]] = {
     NULL_TYPE: pa.types.is_null,
 }
 _NUMBERS = ("float", "integer", "decimal")
+
+
+def make_array(cells: Sequence[Any]) -> pa.Array:
+    """Convert cells to Arrow. Integers above 64 bits, which are only valid as ids, become text."""
+    try:
+        return pa.array(cells)
+    except OverflowError:
+        with suppress(ArithmeticError, TypeError, ValueError, pa.ArrowException):
+            return pa.array(cells, pa.uint64())
+        return pa.array([*map(_integers_to_text, cells)])
+
+
+def _integers_to_text(cell: Any) -> Any:
+    if isinstance(cell, (list, tuple)):
+        return [*map(_integers_to_text, cell)]
+    return str(cell) if isinstance(cell, int) else cell
 
 
 def classify(kind: pa.DataType) -> tuple[int, str]:
@@ -300,7 +316,8 @@ class FileContents(ABC):
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]
-    group_name: ClassVar[str]
+    group_name: ClassVar[str]  # of the parts that are read at once
+    split_remedy: ClassVar[str]
 
     @abstractmethod
     def elements(self, group: int, column: str) -> int:
@@ -376,6 +393,7 @@ class ArrowContents(FileContents):
     batches: tuple[ArrowMessage, ...] = field(repr=False)
     others: tuple[ArrowMessage, ...] = field(repr=False)
     group_name: ClassVar[str] = "record batch"
+    split_remedy: ClassVar[str] = "write smaller record batches"
 
     @classmethod
     def of(cls, file: pa.NativeFile) -> ArrowContents:
@@ -435,8 +453,24 @@ class ArrowContents(FileContents):
             yield pa.Table.from_batches([batch]).select(columns)
 
 
+_SHOWN_COLUMNS = 12
 GROUP_VALUES = 1 << 20
 """Number of values of the longest column per row group of an in-memory table. Row groups are read in parallel."""
+
+
+_COLUMNS_IN_FILE = b"mismatchctl.columns"
+
+
+def with_names_in_file(table: pa.Table) -> pa.Table:
+    """Store the names of the columns in the table's metadata, before columns are renamed or added."""
+    return table.replace_schema_metadata({_COLUMNS_IN_FILE: "\0".join(table.schema.names)})
+
+
+def list_columns(schema: pa.Schema) -> str:
+    """Return a text with the first column names, as they are in the file."""
+    stored = (schema.metadata or {}).get(_COLUMNS_IN_FILE)
+    names = schema.names if stored is None else stored.decode(errors="replace").split("\0")
+    return format_names(names, _SHOWN_COLUMNS) or "none"
 
 
 @dataclass(frozen=True)
@@ -448,13 +482,13 @@ class MemoryTable(FileContents):
     number: int = 1
     run: str = "memory"
     version: str = ""
-    group_name: ClassVar[str] = "row group"
+    group_name: ClassVar[str] = "part"
+    split_remedy: ClassVar[str] = "split the file"
 
     @classmethod
     def of(cls, table: pa.Table, title: str, number: int = 1, *, run: str = "memory", version: str = "") -> MemoryTable:
-        table = pa.table(
-            {name: _to_readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
-        )
+        columns = {name: _to_readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
+        table = pa.table(columns, metadata=table.schema.metadata)
         longest = max([len(table), *(_values(column) for column in table.columns)])
         size = max(1, len(table) * GROUP_VALUES // max(longest, 1))
         rows = tuple(min(size, len(table) - start) for start in range(0, len(table), size))
@@ -575,6 +609,7 @@ class ParquetContents(FileContents):
 
     footer: pq.FileMetaData = field(repr=False, compare=False)
     group_name: ClassVar[str] = "row group"
+    split_remedy: ClassVar[str] = "write smaller row groups"
 
     @classmethod
     def of(cls, file: pa.NativeFile) -> ParquetContents:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_heavy_tail
+from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_heavy_tail, format_number
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
@@ -25,6 +25,7 @@ SHORT_TITLES = {
     "weight_bias": "bias of the bound", "loss_scale": "loss scale", "k3_kept": "K3 kept",
     "routing_differs": "routed otherwise",
 }  # fmt: skip
+ERRORS = "± is half the width of the 95% interval"
 MAX_ROWS = 200
 MAX_RUNS, MAX_NOTES = 14, 4
 SUMMARY_LENGTH, ADVICE_LENGTH, NOTE_LENGTH = 200, 130, 140
@@ -40,10 +41,11 @@ def cut_notes(notes: Sequence[str], most: int = MAX_NOTES) -> Iterator[Note]:
 
 
 def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:
-    """Return a cell with a value and its standard error. A missing value is a dash, and its reason is a footnote."""
+    """Return a cell with a value and its 95% interval. A missing value is a dash, and its reason is a footnote."""
     if value.value is None:
         return TableCell(DASH, value.status)
-    text, brief = (format_estimate(value.value, se, unit) for se in (value.se if errors else None, None))
+    brief = format_number(value.value, unit)
+    text = format_estimate(value.value, value.se, unit, value.interval) if errors else brief
     reason = format_heavy_tail(value.covers) if errors and value.tail else ""
     return TableCell(text, reason, f"{value.value:.6g}", brief=brief)
 

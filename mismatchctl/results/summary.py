@@ -147,7 +147,7 @@ def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRat
         return Answer(question="how bad", key="undefined", level="unknown", text=f"K3 is undefined: {why}")
     facts = [Fact(name="k3", value=value, interval=k3_interval(k3), meaning="nats per token, 95% interval")]
     tail = " (a few prompts dominate)" if k3.tail else ""
-    text = f"K3 {format_estimate(value, k3.se, 'nats/token')} nats/token{tail}: {standing.text}"
+    text = f"K3 {format_estimate(value, k3.se, 'nats/token', k3.interval)} nats/token{tail}: {standing.text}"
     worse = False
     if against is not None:
         text += f"; {against.text}"

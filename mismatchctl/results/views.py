@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
 
-from mismatchctl.core.formatting import escape_terminal
+from mismatchctl.core.formatting import escape_terminal, format_estimate
 from mismatchctl.errors import ConfigError
 from mismatchctl.io import __version__
 from mismatchctl.results import load_renderer
@@ -196,4 +196,4 @@ def _truncate(text: str, width: int = MAX_CELL) -> str:
 def format_value(value: Any) -> str:
     if value is None or value.value is None:
         return "-" if value is None else f"- ({value.status})"
-    return format_cell(value.value) + (f" \u00b1 {value.se:.2g}" if value.se is not None else "")
+    return format_estimate(value.value, value.se, "", value.interval) if value.se else format_cell(value.value)

@@ -45,18 +45,33 @@ def test_numbers_are_formatted_by_size(value: float | None, unit: str, text: str
 @pytest.mark.parametrize(
     ("value", "se", "unit", "text"),
     [
-        (5.36e-4, 2.1e-5, "nats/token", "(5.36 ± 0.21)e-4"),
-        (3e-6, 2e-5, "nats", "(0.3 ± 2.0)e-5"),
-        (0.132, 0.004, "fraction", "13.20 ± 0.40%"),
-        (1.00002, 3e-6, "ratio", "1.0000200 ± 0.0000030"),
-        (123_456.0, 230.0, "-", "123,456 ± 230"),
+        (5.36e-4, 2.1e-5, "nats/token", "(5.36 ± 0.41)e-4"),
+        (3e-6, 2e-5, "nats", "(0.3 ± 3.9)e-5"),
+        (0.132, 0.004, "fraction", "13.2 ± 0.78%"),
+        (1.00002, 3e-6, "ratio", "1.000020 ± 0.0000059"),
+        (123_456.0, 230.0, "-", "123,456 ± 451"),
+        (-7.990022255e-6, 6.3e-14, "nats/token", "-7.99e-6 ± 1.2e-13"),
+        (0.00417, 1e-12, "nats/token", "0.00417 ± 2.0e-12"),
+        (12_345.678, 3e-4, "-", "12,346 ± 5.9e-4"),
+        (0.5, 1e-10, "fraction", "50.0 ± 2.0e-8%"),
+        (0.99998, 1e-7, "fraction", "99.998 ± 0.000020%"),
+        (1 + 2e-7, 1e-9, "ratio", "1 + 2.0e-7 ± 2.0e-9"),
+        (1e-9, 0.003, "nats", "0.0000 ± 0.0059"),
+        (2e7, 1e3, "-", "(2.00 ± 0.00020)e7"),
         (12.3, 0.0, "nats", "12.3"),
         (1.0, 4e-18, "ratio", "1.00"),
         (None, None, "nats", "–"),
     ],
 )
-def test_estimate_and_error_share_decimals(value: float | None, se: float | None, unit: str, text: str) -> None:
+def test_an_estimate_has_three_digits_and_its_interval_two(
+    value: float | None, se: float | None, unit: str, text: str
+) -> None:
     assert format_estimate(value, se, unit) == text
+
+
+def test_an_asymmetric_interval_is_shown_as_half_its_width() -> None:
+    assert format_estimate(0.448, 0.1, "fraction", (0.03, 0.95)) == "45 ± 46%"
+    assert format_estimate(0.448, None, "fraction", (0.03, 0.95)) == "44.8%"
 
 
 def test_undefined_values_show_their_reason() -> None:

@@ -268,7 +268,7 @@ def test_missing_ray_clusters_are_reported(address: str, monkeypatch: pytest.Mon
         (["--engine", "ray", "--threads", "2"], "do not work with --engine ray"),
         (["--engine", "ray", "--memory-limit", "2GB"], "do not work with --engine ray"),
         (["--memory-limit", "much"], "such as 2GB"),
-        (["--memory-limit", "1KB"], "--memory-limit 1.00 kB is too little for row group"),
+        (["--memory-limit", "1KB"], "--memory-limit 1.00 kB is too little to read"),
     ],
 )
 def test_contradictory_engine_options_are_refused(flags: list[str], problem: str) -> None:

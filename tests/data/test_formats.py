@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import mismatchctl as mm
 from mismatchctl.data.importers.tables import READERS, read_table
 from mismatchctl.data.reader import open_dump
-from mismatchctl.errors import DataError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import column_aliases
 from tests.cli.command import run
 from tests.factories.dump_files import batches
@@ -77,6 +82,41 @@ def test_the_column_option_renames_columns(tmp_path: Path) -> None:
     assert "the columns of the file are mine, other" in failed.stderr
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.npz", "a.pt"])
+def test_an_error_lists_the_columns_as_they_are_in_the_file(name: str, tmp_path: Path) -> None:
+    ids = [[1, 2], [3, 4]]
+    rows = [{"prompt": "a", "responses": row, "lp": [-1.0, -2.0]} for row in ids]
+    write = {
+        "a.jsonl": lambda path: path.write_text("".join(f"{json.dumps(row)}\n" for row in rows)),
+        "a.json": lambda path: path.write_text(json.dumps(rows)),
+        "a.csv": lambda path: path.write_text('prompt,responses,lp\na,"[1, 2]","[-1.0, -2.0]"\n'),
+        "a.npz": lambda path: np.savez(path, prompt=np.array(ids), responses=np.array(ids), lp=-np.ones((2, 2))),
+        "a.pt": lambda path: torch.save(rows, path),
+    }
+    write[name](tmp_path / name)
+    for words in ((), ("--column", "train_log_probs=other")):
+        done = run("analyze", tmp_path / name, *words, code=4)
+        assert done.stderr.strip().endswith("; the columns of the file are prompt, responses, lp")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("a.jsonl", "split the file"), ("a.parquet", "write smaller row groups"), ("a.arrow", "record batches")],
+)
+def test_the_remedy_for_memory_fits_the_format(name: str, remedy: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    lists = [[-1.0] * 100_000]
+    table = pa.table({"rollout_log_probs": lists, "train_log_probs": lists})
+    if name == "a.parquet":
+        pq.write_table(table, path)
+    elif name == "a.arrow":
+        feather.write_feather(table, path)
+    else:
+        path.write_text(json.dumps(table.to_pylist()[0]) + "\n")
+    done = run("analyze", path, "--memory-limit", "451MB", code=2)
+    assert done.stderr.strip().endswith(remedy) and "is too little to read 100,000 tokens of" in done.stderr
+
+
 def test_nan_is_read_from_json_and_csv(tmp_path: Path) -> None:
     """Python's json module writes NaN. A valid token with NaN is bad data."""
     text = json.dumps({"rollout_log_probs": [-1.0, float("nan")], "train_log_probs": [-1.0, -2.0]})
@@ -110,6 +150,22 @@ def test_prompts_without_ids_are_identified_by_tokens(tmp_path: Path) -> None:
     assert ids[0] == ids[3] != ids[4]
 
 
+LARGE_IDS = ([2**64, 2**64 + 1], [1, 2**64 + 1], [-1, 2**63], [2**128 - 1, 7], [10**50, 10**50 + 1])
+
+
+@pytest.mark.parametrize("ids", LARGE_IDS)
+def test_large_ids_in_memory_are_kept_or_refused_in_one_sentence(ids: list[int]) -> None:
+    lists = [[-1.0, -2.0]] * 2
+    columns = {"rollout_log_probs": lists, "train_log_probs": lists, "prompt_id": ids}
+    tables = [columns, columns | {"prompt_id": np.array(ids, object)}]
+    tables += [pl.DataFrame(columns | {"prompt_id": pl.Series(ids, dtype=pl.Int128)})] if max(ids) < 2**100 else []
+    for table in tables:
+        assert mm.analyze(table).prompts.value == 2
+    if max(ids) >= 2**64:
+        with pytest.raises(ConfigError, match="contains integers above 64 bits; store ids as text"):
+            mm.analyze(pd.DataFrame(columns | {"prompt_id": pd.Series(ids, dtype=object)}))
+
+
 @pytest.mark.parametrize(
     ("name", "ids"),
     [
@@ -117,6 +173,7 @@ def test_prompts_without_ids_are_identified_by_tokens(tmp_path: Path) -> None:
         ("wide.jsonl", [2**65, -1]),
         ("wide.csv", [2**63 + 5, 2**63 + 6]),
         ("rows.json", [2**63 + 5, 2**63 + 6]),
+        *((name, ids) for name in ("wide.jsonl", "wide.csv", "rows.json") for ids in LARGE_IDS),
     ],
 )
 def test_ids_above_int64_are_kept(name: str, ids: list[int], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.formatting import format_command
 from mismatchctl.core.schema import COLUMNS_BY_NAME, REQUIRED_COLUMNS
-from mismatchctl.data.formats import VALUE_KINDS, classify, is_list
+from mismatchctl.data.formats import VALUE_KINDS, classify, is_list, list_columns, make_array, with_names_in_file
 from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.data.importers.rows import prompt_hash, read_json_lines
 from mismatchctl.errors import DataError
@@ -30,7 +31,7 @@ from mismatchctl.io.files import (
     read_regular_file,
     require_regular_file,
 )
-from mismatchctl.io.stores import escape_unprintable, first_error_line, walk_files
+from mismatchctl.io.stores import first_error_line, walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MOST_BYTES = 1 << 34
@@ -45,7 +46,6 @@ _TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
 _PROMPTS = ("prompt_token_ids", "prompt_ids", "prompt")
 """Columns that distinguish prompts if there are no ids: token ids or text."""
 
-_SHOWN = 12
 
 JSON_LINES = (".jsonl", ".ndjson")
 
@@ -79,7 +79,7 @@ def read_table(path: Path) -> pa.Table:
             )
         if path.stat().st_size == 0:
             raise DataError("this file is empty (0 bytes)", file=str(path), remedy="write it again")
-        return with_prompt_ids(_with_token_ids(READERS[path.suffix.lower()](path)))
+        return with_prompt_ids(_with_token_ids(with_names_in_file(READERS[path.suffix.lower()](path))))
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror or error})", file=str(path)) from error
     except pl.exceptions.PanicException as error:  # not an Exception. Damaged files can make polars panic
@@ -104,9 +104,8 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
         if path.suffix == ".json" and (is_own_output(path) or is_baseline(path)):
             remedy = f"show it with {format_command('report', [str(path)])}"
             raise DataError("this file is a saved Result, which contains no tokens", file=str(path), remedy=remedy)
-        columns = ", ".join(map(escape_unprintable, list(kinds)[:_SHOWN])) or "none"
         raise DataError(
-            f"this file contains no log-probs. The columns are {columns}{', ...' if len(kinds) > _SHOWN else ''}",
+            f"this file contains no log-probs. The columns are {list_columns(table.schema)}",
             file=str(path),
             remedy="write rollout_log_probs and train_log_probs, one list per sequence (docs/guides/files.md)",
         )
@@ -171,8 +170,14 @@ def _read_csv(path: Path) -> pa.Table:
     import polars as pl
 
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    read = partial(pl.read_csv, path, separator=separator, infer_schema_length=None)
     try:
-        frame = pl.read_csv(path, separator=separator, infer_schema_length=None)
+        try:
+            frame = read()
+        except pl.exceptions.ComputeError:  # perhaps integers above 128 bits
+            texts = read(infer_schema=False)
+            large = [name for name in texts.columns if texts[name].str.contains(r"^\s*-?\d{38,}\s*$").any()]
+            frame = read(schema_overrides=dict.fromkeys(large, pl.String))
     except pl.exceptions.PolarsError as error:
         problem = f"is not a valid CSV table ({first_error_line(error)})"
         raise DataError(
@@ -368,10 +373,7 @@ def _array(value: Any, rows: int) -> pa.Array:
         if isinstance(one, np.ndarray):  # an array of one row, [1, T], is also one sequence
             one = one[0] if one.ndim == 2 and one.shape[0] == 1 else one
             cells[row] = _to_cells(one if common is None else one.astype(common, copy=False))
-    try:
-        return pa.array(cells)
-    except OverflowError:  # ids above int64
-        return pa.array(cells, pa.uint64())
+    return make_array(cells)
 
 
 def _to_lists(values: NDArray[Any]) -> pa.Array:
@@ -419,7 +421,7 @@ def _with_token_ids(table: pa.Table) -> pa.Table:
         kind = table.schema.field(name).type if name in table.schema.names else pa.null()
         if is_list(kind) and pa.types.is_integer(kind.value_type):
             names = ["token_ids" if one == name else one for one in table.schema.names]
-            return table.rename_columns(names)
+            return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
     return table
 
 

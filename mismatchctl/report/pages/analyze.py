@@ -366,7 +366,7 @@ class _PageBuilder:
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         yield self.draw(index, "corrections")
         keys = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
-        caption = "All metrics of each correction. ± is one standard error."
+        caption = f"All metrics of each correction. {tables.ERRORS}."
         yield run_tables.metric_table(caption, "c", keys, run.overall.corrections) if self.detailed else None
 
     def by_column(self, index: int, run: RunResult) -> list[doc.Table]:
@@ -381,7 +381,7 @@ class _PageBuilder:
     def numbers(self) -> doc.Section:
         section = doc.Section("All numbers", "numbers", folded=True, note="all metrics, and their values by step")
         keys = dict.fromkeys(key for run in self.runs.values() for key in run.overall.metrics)
-        caption = f"Metrics of the mismatch{'' if self.brief else '. ± is one standard error.'}"
+        caption = f"Metrics of the mismatch{f'. {tables.ERRORS}.' if self.several and not self.brief else ''}"
         columns = {name if self.several else "value": run.overall.metrics for name, run in self.runs.items()}
         found = [run_tables.metric_table(caption, "m", keys, columns, errors=not self.brief)]
         for name, run in self.runs.items() if self.detailed else ():

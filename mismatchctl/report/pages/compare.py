@@ -246,7 +246,8 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
     columns = [
         doc.Column("part", lambda item: api.format_part(*item), "name"),
         doc.Column("contribution", lambda item: doc.number_cell(
-            item[1].total, form=lambda total: form.format_estimate(total, item[1].se)), unit="nats/token", drop=0),
+            item[1].total, form=lambda total: form.format_estimate(total, item[1].se)), unit="nats/token", drop=0,
+            short="contribution ± half 95% interval"),
         doc.Column("of the change", share, drop=1),
         doc.Column("K3 of the part", lambda item: _format_change(item[1].k3), drop=2),
         doc.Column("its share of the tokens", lambda item: _format_change(item[1].tokens, "fraction"), drop=4),

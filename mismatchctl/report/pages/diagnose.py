@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mismatchctl.core.formatting import cut_phrase, format_command, format_count, format_number, shorten
+from mismatchctl.core.formatting import (
+    cut_phrase, format_command, format_count, format_estimate, format_number, shorten,
+)  # fmt: skip
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.diagnosis.layer_reports import LayerReport, LogitNoise, Tensor, compare_with_noise
@@ -163,9 +165,9 @@ def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
     rows = [("found", sides.summary), ("split", f"{shares}, {_format_share(sides.rollout_share_k3)} of K3")]
     ratio = sides.reference_over_rollout
     if ratio.value is not None:
-        error = "" if ratio.se is None else f" ± {ratio.se:.1g}"
+        found = format_estimate(ratio.value, ratio.se, "ratio")
         meaning = "1 if the engine sampled the tokens with the recorded probabilities"
-        rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
+        rows.append(("sampled", f"E[reference/rollout] = {found}, {meaning}"))
     charts = []
     for name, groups in sides.groups.items():
         errors = [f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups]

@@ -115,8 +115,10 @@ def metric_table(
     """Return a table with a row per metric and a column per run or correction. A single run also has intervals."""
     absent = model.NOT_RECORDED if scope == "m" else model.Value(value=None, status="not a metric of this correction")
 
+    has_intervals = (scope, len(columns)) == ("m", 1)
+
     def value(own: Mapping[str, model.Value], one: Metric) -> doc.TableCell:
-        return value_cell(own.get(one.key, absent), one.unit, errors=errors)
+        return value_cell(own.get(one.key, absent), one.unit, errors=errors and not has_intervals)
 
     def interval(one: Metric) -> str:
         ends = next(iter(columns.values()))[one.key].interval
@@ -124,7 +126,7 @@ def metric_table(
 
     title = doc.Column("metric", lambda one: doc.TableCell(one.title, anchor=f"{scope}-{one.key}"), "name")
     values = [doc.Column(name, partial(value, own), drop=0) for name, own in columns.items()]
-    values += [doc.Column("95% interval", interval, drop=2)] if (scope, len(columns)) == ("m", 1) else []
+    values += [doc.Column("95% interval", interval, drop=2)] if has_intervals else []
     metrics = [find_metric(key, scope) for key in keys]
     return doc.Table.of(caption, metrics, [title, *values, doc.Column("unit", "unit", "text", 1)])
 
