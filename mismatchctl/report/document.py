@@ -145,6 +145,10 @@ class Note(DocumentPart):
     level: str = ""
 
 
+def alarms(notes: Iterable[str]) -> Iterator[Note]:
+    return (Note(note, "alarm") for note in notes)
+
+
 @dataclass
 class Card(DocumentPart):
     """A finding, a check or a piece of advice. `lines` and `details` contain pairs (heading, text)."""

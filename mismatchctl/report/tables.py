@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -27,17 +27,8 @@ SHORT_TITLES = {
 }  # fmt: skip
 ERRORS = "± is half the width of the 95% interval"
 MAX_ROWS = 200
-MAX_RUNS, MAX_NOTES = 14, 4
+MAX_RUNS = 14
 SUMMARY_LENGTH, ADVICE_LENGTH, NOTE_LENGTH = 200, 130, 140
-
-
-def cut_notes(notes: Sequence[str], most: int = MAX_NOTES) -> Iterator[Note]:
-    """Yield the first notes, and the number of the other notes."""
-    for note in notes[: most if len(notes) <= most else most - 1]:
-        start, end = note[: NOTE_LENGTH // 3], note[-(NOTE_LENGTH - NOTE_LENGTH // 3) :]
-        yield Note(note if len(note) <= NOTE_LENGTH else f"{start} … {end}", "alarm")
-    if len(notes) > most:
-        yield Note(f"{len(notes) - most + 1} more notes: -v", "alarm")
 
 
 def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, Literal
 
 from rich.box import Box
@@ -23,8 +23,10 @@ _ASCII_REPLACEMENTS = str.maketrans({
 })  # fmt: skip
 _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
-MIN_NAME_WIDTH, MAX_NAME_WIDTH, MIN_FLEXIBLE_WIDTH, MAX_LINES = 24, 48, 20, 24
-"""Limits of the width of the name column, minimum width of flexible columns, maximum lines of a first screen."""
+MIN_NAME_WIDTH, MAX_NAME_WIDTH, MIN_FLEXIBLE_WIDTH = 24, 48, 20
+"""Limits of the width of the name column, and minimum width of flexible columns."""
+MAX_LINES, MAX_NOTES, MAX_NOTE_LINES = 24, 4, 4
+"""Maximum lines and notes of a first screen, and maximum lines of a note if the screen is too small for all lines."""
 STYLES = {
     "OK": "bold green", "CHECK": "bold yellow", "FAIL": "bold red", "bad": "bold red", "failed": "bold red",
     "high": "bold red", "error": "bold red", "alarm": "yellow", "fair": "yellow", "medium": "yellow",
@@ -79,9 +81,15 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
-    """Print a document. If a short output exceeds MAX_LINES, cut table cells, then texts to 2 lines, then to 1."""
-    for limit, wrap in ((0, True), (0, False), (2, False), (1, False))[: 4 if document.commands and not whole else 1]:
-        writer = TerminalWriter(console, whole, limit, wrap)
+    """Print a document. If a first screen has too many lines, cut cells of tables, leave out notes, then cut texts."""
+    parts = [part for section in document.sections for part in section.parts]
+    notes = sum(isinstance(part, doc.Note) and part.level == "alarm" for part in parts)
+    sizes = [(0, True, notes)]
+    if document.commands and not whole:
+        fewer = range(min(notes, MAX_NOTES), min(notes, 2) - 1, -1)
+        sizes = [(0, True, fewer[0]), *product((0, 2, 1), (False,), fewer), (1, False, 1)]
+    for limit, wrap, most in sizes:
+        writer = TerminalWriter(console, whole, limit, wrap, most, notes)
         with console.capture() as capture:
             writer.headline(document.headline)
             writer.parts(document.sections)
@@ -96,8 +104,11 @@ def print_document(document: doc.Document, console: Console, *, whole: bool = Fa
 class TerminalWriter:
     """Prints the parts of documents to one console: `table` prints a Table, `note` prints a Note, and so on."""
 
-    def __init__(self, console: Console, whole: bool = False, limit: int = 0, wrap: bool = True) -> None:
+    def __init__(
+        self, console: Console, whole: bool = False, limit: int = 0, wrap: bool = True, most: int = 0, notes: int = 0
+    ) -> None:
         self.console, self.whole, self.limit, self.wrap = console, whole, limit, wrap
+        self.left, self.hidden = most, notes - most + 1 if notes > most else 0  # notes that are shown, and not shown
         self.plain = console.options.ascii_only
         self.dots = "..." if self.plain else "…"
 
@@ -128,12 +139,13 @@ class TerminalWriter:
         bars = _ASCII_BAR_CHARACTERS if self.plain else _BAR_CHARACTERS
         return "".join(" " if share is None else bars[min(int(share * len(bars)), len(bars) - 1)] for share in shares)
 
-    def cut(self, text: str, indent: int = 0) -> str:
+    def cut(self, text: str, indent: int = 0, least: int = 0) -> str:
         """Escape a text, shorten its long names, and cut it to `limit` lines, each indented by `indent` characters."""
         if not self.limit:
             return self.text(text)
+        limit = max(self.limit, least)
         shown = " ".join(self.shorten(word, MAX_NAME_WIDTH) for word in text.split(" "))
-        return self.truncate(shown, self.limit * (self.console.width - indent) - 10 * (self.limit - 1))
+        return self.truncate(shown, limit * (self.console.width - indent) - 10 * (limit - 1))
 
     def headline(self, head: doc.Headline) -> None:
         if head.status:
@@ -225,8 +237,12 @@ class TerminalWriter:
         if note.level != "alarm":
             self.console.print(Text(self.cut(note.text), style=STYLES.get(note.level, "")))
             return
+        self.left -= 1
+        if self.left < 0:
+            return
+        text = f"{self.hidden} more notes: -v" if self.left == 0 and self.hidden else note.text
         rows = _lines_with_names(1, style="yellow", width=1)
-        rows.add_row("!", Text(self.cut(note.text, 2)))
+        rows.add_row("!", Text(self.cut(text, 2, MAX_NOTE_LINES)))
         self.console.print(rows)
 
     def facts(self, facts: doc.Facts) -> None:

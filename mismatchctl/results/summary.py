@@ -256,7 +256,9 @@ def is_uncorrectable(finding: Finding) -> bool:
 
 
 def first_sentence(advice: str) -> str:
-    plain = re.sub(r" \([^()]*\)", "", advice)
+    plain = advice
+    while (shorter := re.sub(r" \([^()]*\)", "", plain)) != plain:  # parentheses can be nested
+        plain = shorter
     return f"{plain.split('. ')[0].rstrip('.')}."
 
 

@@ -22,8 +22,7 @@ def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, f
     judged = _judge(found)
     advice = found[by_severity(judged)[0]]
     parts = runs_table(judged, "advice") if len(found) > 1 else _screen_parts(advice)
-    warnings = (doc.Note(text, "alarm") for text in advice.warnings)
-    screen = doc.Document(_headline(judged)).add(doc.Section("", "advice").add(*parts, *warnings))
+    screen = doc.Document(_headline(judged)).add(doc.Section("", "advice").add(*parts, *doc.alarms(advice.warnings)))
     if full:
         screen.sections += document(found).sections
     screen.commands = [*([] if full else [("Reasons", "-v")]), ("Next", _next_command(advice, paths))]

@@ -49,7 +49,7 @@ def analyze_screen(
     judged = _judge(result)
     screen = doc.Document(tables.runs_headline(judged, calm_title(judged)))
     if len(judged) > 1:
-        notes = [] if page is not None else tables.cut_notes(_data_notes(result))
+        notes = [] if page is not None else doc.alarms(_data_notes(result))
         screen.add(_runs_section(result, judged).add(*notes))
     else:
         ((_, run),) = result.runs.items()
@@ -73,7 +73,7 @@ def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
     page, origin = _PageBuilder(result, sweeps), result.provenance
     head = replace(tables.runs_headline(page.judged, calm_title(page.judged), "analyze"), facts=_size_facts(result))
     made = doc.Document(head, version=origin.version)
-    warnings = [doc.Note(note, "alarm") for note in summary.list_notes(result)]
+    warnings = [*doc.alarms(summary.list_notes(result))]
     note = f"{len(warnings)}" if warnings else ""
     made.add(
         replace(_runs_section(result, page.judged), terminal=True) if page.several else None,
@@ -192,7 +192,7 @@ def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterato
             scale = format_number(run.overall.corrections[name]["loss_scale"].value)
             notes.append(f"{name} multiplies the loss by {scale}, which changes the learning rate")
     notes += [f"{len(names) - MAX_CORRECTIONS} more corrections: -v"] if len(names) > MAX_CORRECTIONS else []
-    yield from tables.cut_notes([*notes, *_correction_notes(result, run, names, asked=asked)])
+    yield from doc.alarms([*notes, *_correction_notes(result, run, names, asked=asked)])
 
 
 def _corrections_table(run: RunResult, labels: Mapping[str, str]) -> doc.Table:

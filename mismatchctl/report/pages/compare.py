@@ -27,10 +27,9 @@ def compare_screen(comparison: api.Comparison, page: doc.Document | None = None)
     worst = min(comparison.contrasts, key=_severity)
     screen = doc.Document(_headline(comparison), page.sections if page is not None else [])
     if page is None:
-        notes = (doc.Note(shorten(text, 150), "alarm") for text in comparison.warnings[:1])
         facts = doc.Facts([(name, form.cut_phrase(text, 145)) for name, text in _answer_rows(comparison)])
         parts = _runs_table(comparison) if len(comparison.contrasts) > 1 else (facts, *_screen_metrics(comparison))
-        screen.add(doc.Section("", "answer").add(*parts, *notes))
+        screen.add(doc.Section("", "answer").add(*parts, *doc.alarms(comparison.warnings)))
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Report", "--html report.html"), ("Next", _next_command(comparison, worst))]
     return screen
@@ -53,8 +52,7 @@ def document(comparison: api.Comparison) -> doc.Document:
     method = api.describe_method(comparison)
     sides = doc.Section("Runs", "sides", folded=True, note="source, size and mismatch of each run")
     sides.add(_sides_table(comparison))
-    notes = [doc.Note(method, "quiet", reach=doc.TERMINAL_AND_PAGE)]
-    notes += (doc.Note(text, "alarm") for text in comparison.warnings)
+    notes = [doc.Note(method, "quiet", reach=doc.TERMINAL_AND_PAGE), *doc.alarms(comparison.warnings)]
     return made.add(sides, doc.Section("", "method").add(*notes))
 
 

@@ -33,8 +33,7 @@ def diagnose_screen(
         screen.add(_answer_section(found, judged))
     else:
         screen.sections += [section for section in page.sections if section.anchor != "answer"]
-    most = tables.MAX_NOTES if page is None else len(notes)
-    screen.add(doc.Section("", "notes").add(*tables.cut_notes(notes, most)))
+    screen.add(doc.Section("", "notes").add(*doc.alarms(notes)))
     healthy = screen.headline.status == "OK"
     options = "--save-baseline ok.json --accept" if healthy else ""
     if len(paths) == len(judged) > 1:

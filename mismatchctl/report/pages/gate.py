@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mismatchctl.api.gate import verdict as api
 from mismatchctl.api.gate.power import SampleSizePlan
-from mismatchctl.core.formatting import format_command, format_count, format_heavy_tail, format_number, shorten
+from mismatchctl.core.formatting import format_command, format_count, format_heavy_tail, format_number
 from mismatchctl.report import document as doc
 from mismatchctl.report.figures.figure import Axis, Figure, Interval, change_axis, rows_figure
 from mismatchctl.results.summary import Status
 
-MAX_CHECKS, MAX_REASONS, MAX_DRAWN = 6, 3, 16  # checks and notes on a screen, and checks in the figure
-_REASON_LENGTH = 150
+MAX_CHECKS, MAX_DRAWN = 6, 16  # checks on a screen, and in the figure
 _OUTCOMES = ("failed", "undecided", "passed")
 _STATUSES: Mapping[str, Status] = {"passed": "OK", "undecided": "CHECK", "failed": "FAIL"}
 
@@ -32,7 +31,7 @@ def gate_screen(
     if page is None:
         screen.add(doc.Section("", "checks").add(*_verdict_parts(verdict, warnings)))
     else:
-        screen.add(doc.Section("", "warnings").add(*(doc.Note(warning, "alarm") for warning in warnings)))
+        screen.add(doc.Section("", "warnings").add(*doc.alarms(warnings)))
         screen.sections += page.sections
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Next", _next_command(verdict, paths, saved))]
@@ -58,10 +57,7 @@ def _verdict_parts(verdict: api.Verdict, warnings: Sequence[str]) -> Iterator[do
     for check in sorted(decided, key=lambda check: check.covers or 0)[:1]:
         others = f" (and {format_count(len(decided) - 1, 'more check')})" if len(decided) > 1 else ""
         notes.append(f"{api.check_name(check)}{others}: {format_heavy_tail(check.covers)}")
-    for note in notes[:MAX_REASONS]:
-        yield doc.Note(shorten(note, _REASON_LENGTH), "alarm")
-    if len(notes) > MAX_REASONS:
-        yield doc.Note(f"and {format_count(len(notes) - MAX_REASONS, 'more note')}")
+    yield from doc.alarms(notes)
     if first := next((check for check in verdict.checks if check.sequences), None):
         yield doc.Facts([("data", api.describe_data(first))])
 

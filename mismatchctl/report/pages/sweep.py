@@ -206,7 +206,7 @@ def document(sweep: api.Sweep) -> doc.Document:
     for run in sweep.runs:
         first_line, *others = api.sweep_sentences(sweep, run)
         answer.add(doc.Note(f"{run}: {first_line}" if several else first_line), *map(doc.Note, others))
-    warnings = [doc.Note(note, "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
+    warnings = doc.alarms((*sweep.warnings, *skipped_data_notes(sweep.left_out)))
     made.add(answer, _explorer_section(sweep, every))
     for index, own in enumerate(every):
         parts = [*(study_section(one) for one in own), *_targets_section(sweep, index)]
