@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def diagnose(
-    paths: Sequence[DumpSource],
-    *,
-    by: Sequence[str] = (),
-    **options: Unpack[ReadOptions],
-) -> Diagnosis:
+def diagnose(paths: Sequence[DumpSource], *, by: Sequence[str] = (), **options: Unpack[ReadOptions]) -> Diagnosis:
     """Diagnose the mismatch of each run. Invalid values are evidence of a cause, not errors.
 
     In each column in `by`, the diagnosis finds values (such as one worker) whose mismatch differs from the others.

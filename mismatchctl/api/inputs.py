@@ -139,8 +139,8 @@ def _flatten(given: object) -> Iterator[object]:
 
 def make_memory_table(source: object, title: str = "the table in memory", number: int = 1) -> MemoryTable:
     """Convert a table of any supported library to a MemoryTable. The table has one row per sequence."""
-    import polars as pl
     import pyarrow as pa
+    from polars.exceptions import PolarsError
 
     from mismatchctl.data.formats import MemoryTable
 
@@ -148,14 +148,7 @@ def make_memory_table(source: object, title: str = "the table in memory", number
         table = _convert_to_arrow(source)
         if table is not None:
             return MemoryTable.of(table, title, number)
-    except (
-        NotImplementedError,
-        OverflowError,
-        TypeError,
-        ValueError,
-        pa.ArrowException,
-        pl.exceptions.PolarsError,
-    ) as error:
+    except (NotImplementedError, OverflowError, TypeError, ValueError, pa.ArrowException, PolarsError) as error:
         # a streamed dataset raises NotImplementedError when its rows are read
         message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last text names the column
         why = str(message).partition("\n")[0]

@@ -17,13 +17,7 @@ from mismatchctl.cli.help import HelpCommand, HelpGroup, declare_options
 from mismatchctl.cli.output import print_message
 from mismatchctl.cli.settings import has_settings, read_settings
 from mismatchctl.core.formatting import format_command
-from mismatchctl.errors import (
-    EXIT_CANNOT_JUDGE,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    MismatchctlError,
-    messages_for,
-)
+from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_INTERRUPTED, EXIT_USAGE, MismatchctlError, messages_for
 from mismatchctl.io import __version__
 from mismatchctl.io.process import install_handlers, raise_if_received, signal_exit_code
 
@@ -129,7 +123,7 @@ class _CommandGroup(HelpGroup):
 
 
 _REMEDY_REPLACEMENTS = {
-    "--on-bad": (r"with --on-bad skip", "with analyze --on-bad skip"),
+    "--on-bad": (r"with (--on-bad \w+)", r"with `mismatchctl analyze \1`"),
     "--column": (r"choose the right column with --column (\S+)=NAME", r"rename the right column to \1"),
 }
 """Replacements for remedies that name an option the command does not have."""

@@ -13,11 +13,7 @@ from mismatchctl.cli.help import declare_options
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, ConfigError
 
 
-def metrics(
-    name: str | None = None,
-    verbose: bool = False,
-    json: bool = False,
-) -> None:
+def metrics(name: str | None = None, verbose: bool = False, json: bool = False) -> None:
     """Explain a metric: definition, unit and source."""
     from mismatchctl.frameworks.glossary import find_meanings, find_metrics, meanings_as_data, metrics_as_data
     from mismatchctl.report.pages import reference
@@ -150,12 +146,7 @@ presets = typer.Typer(help="List the presets of corrections, or show one.", invo
 
 @presets.callback()
 @declare_options("presets")
-def presets_or_list(
-    ctx: typer.Context,
-    table: bool = False,
-    verbose: bool = False,
-    json: bool = False,
-) -> None:
+def presets_or_list(ctx: typer.Context, table: bool = False, verbose: bool = False, json: bool = False) -> None:
     """List the presets of corrections, or show one with `show NAME`."""
     if verb := ctx.invoked_subcommand:
         if table or json:
@@ -195,11 +186,7 @@ def list_frameworks(verbose: bool = False, json: bool = False) -> None:
 
 @presets.command("show")
 @declare_options("presets show")
-def show(
-    name: str,
-    framework: str = "",
-    nearest: bool = False,
-) -> None:
+def show(name: str, framework: str = "", nearest: bool = False) -> None:
     """Print a preset as YAML (a file for --correction), or as a framework's configuration."""
     if nearest and not framework:
         raise ConfigError("--nearest only works with --as NAME")

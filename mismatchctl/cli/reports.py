@@ -75,9 +75,7 @@ def advise(
             limits=Limits(most, least, no_rejection), rename=inputs.rename, progress=progress,
         )  # fmt: skip
     outputs.finish(
-        found.to_json,
-        lambda: document(found),
-        lambda: advise_screen(found, inputs.words, full=outputs.verbose),
+        found.to_json, lambda: document(found), lambda: advise_screen(found, inputs.words, full=outputs.verbose)
     )
 
 
@@ -111,11 +109,7 @@ def compare(
     outputs.finish(found.to_json, lambda: document(found), lambda: compare_screen(found, shown), lambda: found.warnings)
 
 
-def report(
-    *,
-    results: list[Path],
-    outputs: opt.OutputOptions,
-) -> None:
+def report(*, results: list[Path], outputs: opt.OutputOptions) -> None:
     """Show saved results again in the terminal, as HTML or as Markdown.
 
     The dumps are not needed. Several results of analyze share one page, and -o merges them into one file. If you add

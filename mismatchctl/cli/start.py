@@ -30,11 +30,7 @@ BACKUP_SUFFIX = ".orig"
 
 
 def demo(
-    folder: Path = Path("demo"),
-    copy: Path | None = None,
-    open_: bool = False,
-    force: bool = False,
-    quiet: bool = False,
+    folder: Path = Path("demo"), copy: Path | None = None, open_: bool = False, force: bool = False, quiet: bool = False
 ) -> None:
     """Analyze two sample runs and write a report.
 

@@ -150,7 +150,7 @@ def _index_rows(columns: Sequence[Sequence[Any]], path: Path, remedy: str) -> di
 
 _CHECKED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
 """Columns whose lists must have equal lengths, because every analysis reads them."""
-_REMEDY = "correct the dump; analyze --on-bad skip leaves such rows out"
+_REMEDY = "correct the dump; `mismatchctl analyze --on-bad skip` leaves such rows out"
 
 
 def open_parquet_dump(place: str) -> Dump:

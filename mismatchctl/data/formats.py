@@ -453,7 +453,6 @@ class ArrowContents(FileContents):
             yield pa.Table.from_batches([batch]).select(columns)
 
 
-_SHOWN_COLUMNS = 12
 GROUP_VALUES = 1 << 20
 """Number of values of the longest column per row group of an in-memory table. Row groups are read in parallel."""
 
@@ -470,7 +469,7 @@ def list_columns(schema: pa.Schema) -> str:
     """Return a text with the first column names, as they are in the file."""
     stored = (schema.metadata or {}).get(_COLUMNS_IN_FILE)
     names = schema.names if stored is None else stored.decode(errors="replace").split("\0")
-    return format_names(names, _SHOWN_COLUMNS) or "none"
+    return format_names(names, 24) or "none"
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,7 @@ class Fault:
             "null element": (f"{every} contain nulls in valid tokens", absent),
             "infinite": (f"{every} contain infinite values in valid tokens", absent),
             "null list": (f"the list is null in {every}", "record the column, or leave it out"),
-            "mask is not 0 or 1": (
-                f"{self.problem}; {every} have this problem",
-                "store 0 and 1 instead of weights",
-            ),
+            "mask is not 0 or 1": (f"{self.problem}; {every} have this problem", "store 0 and 1 instead of weights"),
             "missing": (f"the value is missing or not finite in {every}", "record the column, or leave it out"),
         }.get(self.reason.rpartition(": ")[2])
 

@@ -39,7 +39,8 @@ def format_names(names: Sequence[str], most: int = 5) -> str:
 
 def first_error_line(error: BaseException) -> str:
     text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error).strip()
-    return escape_unprintable((text.splitlines() or [type(error).__name__])[0][:200])
+    line = (text.splitlines() or [type(error).__name__])[0].split(". ")[0]
+    return escape_unprintable(line.rstrip(".")[:200])
 
 
 _REASONS = {

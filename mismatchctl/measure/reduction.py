@@ -351,12 +351,7 @@ def scope_hashes(batch: TokenBatch, plan: MeasurePlan) -> Hashes:
 
 
 def _sequence_rows(
-    batch: TokenBatch,
-    run: str,
-    names: Sequence[CellKey],
-    sizes: Ints,
-    scopes: Hashes,
-    found: Sequence[Float64s],
+    batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, scopes: Hashes, found: Sequence[Float64s]
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of `--sequences`: run, row and labels of each sequence, and its `row_columns`."""
     place = {

@@ -498,11 +498,7 @@ class PairCollector:
         self._tokens, self._sequences = ([LargestValues() for _ in tables.numbers] for _ in range(2))
 
     def reduce(
-        self,
-        ratios: Ratios,
-        position: Ints | None,
-        places: SequencePlaces,
-        run: RunTables | None = None,
+        self, ratios: Ratios, position: Ints | None, places: SequencePlaces, run: RunTables | None = None
     ) -> tuple[Float64s, Float64s]:
         """Return sums and maxima per sequence, like `Kernel.reduce_tokens`. Also collect the largest log ratios."""
         sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)

@@ -17,16 +17,14 @@ from rich.text import Text
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.report import document as doc
 
-_ASCII_REPLACEMENTS = str.maketrans({
+_ASCII = str.maketrans({
     "±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down", "≤": "<=", "≥": ">=",
     "⟨": "<", "⟩": ">",
 })  # fmt: skip
 _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
-MIN_NAME_WIDTH, MAX_NAME_WIDTH, MIN_FLEXIBLE_WIDTH = 24, 48, 20
-"""Limits of the width of the name column, and minimum width of flexible columns."""
-MAX_LINES, MAX_NOTES, MAX_NOTE_LINES = 24, 4, 4
-"""Maximum lines and notes of a first screen, and maximum lines of a note if the screen is too small for all lines."""
+MIN_NAME_WIDTH, MAX_NAME_WIDTH, MIN_FLEXIBLE_WIDTH, MAX_LINES, MAX_NOTES, MAX_NOTE_LINES = 24, 48, 20, 24, 4, 4
+"""Limits of the width of columns, maximum lines and notes of a first screen, maximum lines of a note that is cut."""
 STYLES = {
     "OK": "bold green", "CHECK": "bold yellow", "FAIL": "bold red", "bad": "bold red", "failed": "bold red",
     "high": "bold red", "error": "bold red", "alarm": "yellow", "fair": "yellow", "medium": "yellow",
@@ -82,14 +80,14 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
     """Print a document. If a first screen has too many lines, cut cells of tables, leave out notes, then cut texts."""
-    parts = [part for section in document.sections for part in section.parts]
-    notes = sum(isinstance(part, doc.Note) and part.level == "alarm" for part in parts)
-    sizes = [(0, True, notes)]
+    parts = (part for section in document.sections for part in section.parts)
+    notes, sizes = sum(isinstance(part, doc.Note) and part.level == "alarm" for part in parts), [(0, True, 1 << 30)]
     if document.commands and not whole:
         fewer = range(min(notes, MAX_NOTES), min(notes, 2) - 1, -1)
         sizes = [(0, True, fewer[0]), *product((0, 2, 1), (False,), fewer), (1, False, 1)]
     for limit, wrap, most in sizes:
-        writer = TerminalWriter(console, whole, limit, wrap, most, notes)
+        writer = TerminalWriter(console, whole, limit, wrap)
+        writer.notes, writer.hidden = most, notes - most + 1 if notes > most else 0
         with console.capture() as capture:
             writer.headline(document.headline)
             writer.parts(document.sections)
@@ -104,20 +102,16 @@ def print_document(document: doc.Document, console: Console, *, whole: bool = Fa
 class TerminalWriter:
     """Prints the parts of documents to one console: `table` prints a Table, `note` prints a Note, and so on."""
 
-    def __init__(
-        self, console: Console, whole: bool = False, limit: int = 0, wrap: bool = True, most: int = 0, notes: int = 0
-    ) -> None:
+    def __init__(self, console: Console, whole: bool = False, limit: int = 0, wrap: bool = True) -> None:
         self.console, self.whole, self.limit, self.wrap = console, whole, limit, wrap
-        self.left, self.hidden = most, notes - most + 1 if notes > most else 0  # notes that are shown, and not shown
+        self.notes, self.hidden = 1 << 30, 0  # the maximum number of notes, and the number of notes that are not shown
         self.plain = console.options.ascii_only
         self.dots = "..." if self.plain else "…"
 
     def text(self, text: str) -> str:
         """Escape text from a dump, and replace characters that the console cannot print."""
         shown = escape_terminal(text)
-        return (
-            shown.translate(_ASCII_REPLACEMENTS).encode("ascii", "backslashreplace").decode() if self.plain else shown
-        )
+        return shown.translate(_ASCII).encode("ascii", "backslashreplace").decode() if self.plain else shown
 
     def shorten(self, text: str, length: int) -> str:
         """Shorten a name in the middle, because names tend to differ at their ends."""
@@ -237,10 +231,10 @@ class TerminalWriter:
         if note.level != "alarm":
             self.console.print(Text(self.cut(note.text), style=STYLES.get(note.level, "")))
             return
-        self.left -= 1
-        if self.left < 0:
+        self.notes -= 1
+        if self.notes < 0:
             return
-        text = f"{self.hidden} more notes: -v" if self.left == 0 and self.hidden else note.text
+        text = f"{self.hidden} more notes: -v" if self.notes == 0 and self.hidden else note.text
         rows = _lines_with_names(1, style="yellow", width=1)
         rows.add_row("!", Text(self.cut(text, 2, MAX_NOTE_LINES)))
         self.console.print(rows)

@@ -70,8 +70,9 @@ def test_errors_have_their_exit_codes(
 def test_remedies_name_options_of_the_command(tmp_path: Path) -> None:
     """`gate` does not have the option `--on-bad`, so its error must not mention it."""
     folder = write_dump(tmp_path / "bad", bad=float("nan"))
-    for verb, reported in (("analyze", " with --on-bad skip"), ("gate", " with analyze --on-bad skip")):
-        assert run(verb, folder, code=4).stderr.endswith(f"{reported}\n")
+    for verb, reported in (("analyze", " with --on-bad skip"), ("gate", " with `mismatchctl analyze --on-bad skip`")):
+        error = run(verb, folder, code=4).stderr
+        assert error.endswith(f"{reported}\n") and error.count(reported.replace("skip", "mask")) == 1
     pl.DataFrame({"old": [[-1.0]], "train_log_probs": [[-1.0]]}).write_parquet(tmp_path / "d.parquet")
     reported = "missing required column rollout_log_probs; rename the right column to rollout_log_probs; "
     assert reported in run("convert", tmp_path / "d.parquet", tmp_path / "out.parquet", code=4).stderr

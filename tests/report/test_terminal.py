@@ -9,9 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from mismatchctl.report.document import EVERYWHERE, Column, Document, Headline, Section, Table
+from mismatchctl.report.document import EVERYWHERE, Column, Document, Facts, Headline, Section, Table, alarms
 from mismatchctl.report.pages.analyze import document
-from mismatchctl.report.terminal import TerminalWriter, break_name, print_document
+from mismatchctl.report.terminal import MAX_LINES, TerminalWriter, break_name, print_document
 from mismatchctl.results.model import Result, Value
 from tests.factories.results import HOSTILE, make_corrections, make_result
 
@@ -156,6 +156,27 @@ def test_no_color_disables_colors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def writer(encoding: str = "utf-8") -> TerminalWriter:
     return TerminalWriter(Console(file=Page(encoding)))
+
+
+@pytest.mark.parametrize("facts", [1, 12, 30])
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+def test_notes_of_a_first_screen_are_whole_or_counted(facts: int, count: int) -> None:
+    notes = [f"note {number}: {'the reason and the remedy of this note, ' * 5}end." for number in range(count)]
+    rows = [(f"fact{number}", "a fact with a long text, " * 6) for number in range(facts)]
+    screen = Document(Headline("title", status="OK")).add(Section("", "a").add(Facts(rows), *alarms(notes)))
+    for commands, whole in (([("Next", "mismatchctl help")], False), ([], False), ([("Next", "help")], True)):
+        screen.commands, page = commands, Page("utf-8")
+        print_document(screen, Console(file=page, width=80), whole=whole)
+        lines = page.getvalue().splitlines()
+        text = " ".join(" ".join(lines).split())
+        shown = sum(f"! {note}" in text for note in notes)
+        assert shown == text.count("! note ")
+        left = re.search(r"! (\d+) more notes: -v", text)
+        assert shown + (int(left[1]) if left else 0) == count
+        if whole or not commands:
+            assert shown == count
+        elif facts <= 12:
+            assert len(lines) <= MAX_LINES and (shown or count == 0)
 
 
 def test_sparklines_follow_the_values() -> None:

@@ -32,6 +32,7 @@ from mismatchctl.results.reader import read_result
 from mismatchctl.results.summary import (
     classify_k3,
     findings_status,
+    first_sentence,
     get_summary,
     run_status,
     summarize_run,
@@ -224,6 +225,11 @@ def test_little_data_does_not_give_an_all_clear(confidence: str, level: str, sai
     result.runs["run-a"].findings = [finding("numerical_noise", confidence)]
     answer = answers(result)["what to do"]
     assert (answer.key, answer.level) == ("nothing", level) and said in answer.text
+
+
+def test_the_first_sentence_has_no_parentheses_even_if_they_are_nested() -> None:
+    advice = "Replay the routing (slime --replay (R3); NeMo-RL (R3)), and use float32. Then (later) measure again."
+    assert first_sentence(advice) == "Replay the routing, and use float32."
 
 
 def test_uncertain_findings_name_the_deciding_measurement() -> None:

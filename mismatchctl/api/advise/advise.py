@@ -163,6 +163,7 @@ def rank_corrections(
         "sequences": len(sample),
         "prompts": sample.clusters,
         "framework": framework.title if framework is not None else "",
+        "warnings": framework.warnings if framework is not None else [],
     }
     if sample.batch.tokens:
         known["severity"] = classify_severity(candidates.evaluate_candidate(_DEFAULT, sample)[0].ess)
@@ -297,10 +298,6 @@ def advise(
         # the diagnosis can be wrong, so the ranking does not depend on it
         advice = rank_corrections(samples.pop(run), tried, batch, limits or Limits(), known, yours)
         result[run] = advice.model_copy(
-            update={
-                "fix_first": find_fixable(found, MIN_HEADLINE_SHARE),
-                "growth": find_growth(found),
-                "warnings": known.warnings if known else [],
-            }
+            update={"fix_first": find_fixable(found, MIN_HEADLINE_SHARE), "growth": find_growth(found)}
         )
     return Advice(result)

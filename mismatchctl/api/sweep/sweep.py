@@ -336,11 +336,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
     closing_size = 1 << 20
 
     def __init__(
-        self,
-        plan: MeasurePlan,
-        families: Sequence[CorrectionFamily],
-        studies: Sequence[Study],
-        of_study: Sequence[int],
+        self, plan: MeasurePlan, families: Sequence[CorrectionFamily], studies: Sequence[Study], of_study: Sequence[int]
     ) -> None:
         super().__init__(plan.by, lambda cell: sum(sums.size for sums in cell), grid_sums.add_families)
         self.plan, self.families, self.studies, self.of_study = plan, families, studies, of_study
@@ -505,10 +501,7 @@ def sweep(
     reading = DumpReading.open(paths, kinds, by, **options)
     families = tuple(family for _, family in parts)
     plan = MeasurePlan(
-        tuple(kinds),
-        tuple(by),
-        kernel=choose_kernel(reading.expected_tokens),
-        by_prompt=reading.dump.has("prompt_id"),
+        tuple(kinds), tuple(by), kernel=choose_kernel(reading.expected_tokens), by_prompt=reading.dump.has("prompt_id")
     )
     sequences = sum(unit.sequences for unit in reading.dump.units)
     needed = 8 * sum(family.layouts.rows.width for family in families) * min(sequences, GROUP_CAP + 2 * OVERALL_CAP)

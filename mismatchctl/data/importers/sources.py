@@ -17,12 +17,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.data.formats import MemoryTable
-from mismatchctl.data.importers.rows import (
-    all_layouts,
-    read_raw_batches,
-    recognize_layout,
-    refuse_incomplete,
-)
+from mismatchctl.data.importers.rows import all_layouts, read_raw_batches, recognize_layout, refuse_incomplete
 from mismatchctl.data.importers.tables import as_dump, canonical_name, is_table, read_table
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.errors import DataError

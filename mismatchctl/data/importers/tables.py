@@ -175,8 +175,8 @@ def _read_csv(path: Path) -> pa.Table:
         try:
             frame = read()
         except pl.exceptions.ComputeError:  # perhaps integers above 128 bits
-            texts = read(infer_schema=False)
-            large = [name for name in texts.columns if texts[name].str.contains(r"^\s*-?\d{38,}\s*$").any()]
+            plain = read(infer_schema=False)
+            large = [name for name in plain.columns if plain[name].str.contains(r"^\s*-?\d{38,}\s*$").any()]
             frame = read(schema_overrides=dict.fromkeys(large, pl.String))
     except pl.exceptions.PolarsError as error:
         problem = f"is not a valid CSV table ({first_error_line(error)})"

@@ -485,7 +485,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
         kind, _, side = name.partition("_")
         what = f"a {side} log-prob {_PLACEHOLDER_KINDS[kind]}"
         evidence.append(make_fact(name, tally.tokens, f"number of valid tokens with {what}"))
-        phrases.append(f"{tally.tokens:,} valid tokens have {what}")
+        phrases.append(f"{format_count(tally.tokens, 'valid token')} {'has' if tally.tokens == 1 else 'have'} {what}")
     for (side, value), tokens in sentinels.items():
         count, what = int(tokens.sum()), f"the {side} log-prob {value:g}"
         evidence.append(make_fact(f"constant_{side}", count, f"number of valid tokens with {what}"))

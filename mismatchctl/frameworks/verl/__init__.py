@@ -21,13 +21,7 @@ from mismatchctl.frameworks.adapter import (
     Row,
     read_layout,
 )
-from mismatchctl.frameworks.lint import (
-    LintMessage,
-    check_bounds,
-    find_named_key,
-    format_decimal,
-    read_table,
-)
+from mismatchctl.frameworks.lint import LintMessage, check_bounds, find_named_key, format_decimal, read_table
 from mismatchctl.frameworks.verl.configuration import (
     ACTOR_BLOCK,
     BLOCK,

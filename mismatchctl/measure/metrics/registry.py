@@ -185,13 +185,7 @@ _LOSS_METRICS = read_metrics(
 def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Metric, ...]:
     gates = tuple(metric for index, _ in enumerate(correction.gates) for metric in _gate_metrics(index, correction))
     veto = _VETO_METRICS if any(gate.is_veto for gate in correction.gates) else ()
-    return (
-        *_COMMON_METRICS,
-        *gates,
-        *veto,
-        *_COMPARISON_METRICS,
-        *(_LOSS_METRICS if losses else ()),
-    )
+    return (*_COMMON_METRICS, *gates, *veto, *_COMPARISON_METRICS, *(_LOSS_METRICS if losses else ()))
 
 
 def sweep_metrics(correction: Correction) -> tuple[Metric, ...]:

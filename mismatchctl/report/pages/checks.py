@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mismatchctl.core.formatting import format_bytes, format_count, format_label, shorten
+from mismatchctl.core.formatting import format_bytes, format_count, format_label
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.report.document import Card, Document, Facts, Headline, Note, Section, add_heading
+from mismatchctl.report.tables import cut
 
 if TYPE_CHECKING:
     from mismatchctl.api.doctor import Dependency, Machine, SelfTestCheck
@@ -24,9 +25,7 @@ def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole:
         columns = (check.recognized, tuple(check.partition), check.absent, tuple(check.ignored.items()), check.unknown)
         kinds.setdefault((check.run, check.layout, columns) if check.sound else check.path, []).append(check)
     bad = sum(not check.sound for check in checks)
-    title = (
-        f"{bad} of {len(checks)} files cannot be used as they are" if bad else f"all {len(checks)} files can be used"
-    )
+    title = f"{bad} of {len(checks)} files cannot be used unchanged" if bad else f"all {len(checks)} files can be used"
     if len(checks) == 1:
         title = f"{checks[0].path} {'cannot' if bad else 'can'} be used as it is"
     doc = Document(Headline(title, status="FAIL" if bad else "OK"))
@@ -42,7 +41,7 @@ def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole:
 def _file_card(alike: Sequence[FileCheck], *, whole: bool) -> Card:
     first, facts, faults = alike[0], list(_file_facts(alike)), list(_file_faults(alike[0]))
     brief = [fact for fact in facts if fact[0] in ("contains", "layout", "unknown")]
-    lines = [*facts, *faults] if whole else [*((name, shorten(text, _FAULT_LENGTH)) for name, text in faults), *brief]
+    lines = [*facts, *faults] if whole else [*((name, cut(text, _FAULT_LENGTH)) for name, text in faults), *brief]
     if first.sound:
         more = f" and {format_count(len(alike) - 1, 'similar file')}" if len(alike) > 1 else ""
         return Card("fine", "good", f"{first.path}{more}", lines=lines)

@@ -49,11 +49,10 @@ def document(comparison: api.Comparison) -> doc.Document:
     made.add(*(_contrast_section(comparison, contrast, index) for index, contrast in enumerate(contrasts)))
     overlaid = doc.Section("Distributions", "overlaid", folded=True, note="log ratios and K3 of all runs")
     made.add(overlaid.add(doc.Figures(_distribution_figures(comparison))))
-    method = api.describe_method(comparison)
+    method = doc.Note(api.describe_method(comparison), "quiet", reach=doc.TERMINAL_AND_PAGE)
     sides = doc.Section("Runs", "sides", folded=True, note="source, size and mismatch of each run")
     sides.add(_sides_table(comparison))
-    notes = [doc.Note(method, "quiet", reach=doc.TERMINAL_AND_PAGE), *doc.alarms(comparison.warnings)]
-    return made.add(sides, doc.Section("", "method").add(*notes))
+    return made.add(sides, doc.Section("", "method").add(method, *doc.alarms(comparison.warnings)))
 
 
 def _severity(contrast: api.Contrast) -> tuple[int, float]:

@@ -164,9 +164,8 @@ def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
     rows = [("found", sides.summary), ("split", f"{shares}, {_format_share(sides.rollout_share_k3)} of K3")]
     ratio = sides.reference_over_rollout
     if ratio.value is not None:
-        found = format_estimate(ratio.value, ratio.se, "ratio")
         meaning = "1 if the engine sampled the tokens with the recorded probabilities"
-        rows.append(("sampled", f"E[reference/rollout] = {found}, {meaning}"))
+        rows.append(("sampled", f"E[reference/rollout] = {format_estimate(ratio.value, ratio.se, 'ratio')}, {meaning}"))
     charts = []
     for name, groups in sides.groups.items():
         errors = [f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups]

@@ -89,10 +89,7 @@ def presets_document(found: Mapping[str, Preset]) -> doc.Document:
         what = f"another name of {preset.alias_of}" if preset.alias_of else preset.correction.about
         what += f" ({preset.documented})" if preset.documented else ""
         rows.append((name, f"{preset.framework} {preset.version}".strip() or "-", what))
-    hint = (
-        "`mismatchctl presets show NAME` prints a preset as YAML. You can edit the YAML and pass the file with "
-        "--correction FILE."
-    )
+    hint = "`mismatchctl presets show NAME` prints a preset as YAML, which you can edit and pass as --correction FILE."
     return _make_document(_table("Presets", ("name", "from", "what it does"), rows), doc.Note(hint))
 
 

@@ -113,9 +113,8 @@ def metric_table(
     *, errors: bool = True,
 ) -> doc.Table:  # fmt: skip
     """Return a table with a row per metric and a column per run or correction. A single run also has intervals."""
-    absent = model.NOT_RECORDED if scope == "m" else model.Value(value=None, status="not a metric of this correction")
-
     has_intervals = (scope, len(columns)) == ("m", 1)
+    absent = model.NOT_RECORDED if scope == "m" else model.Value(value=None, status="not a metric of this correction")
 
     def value(own: Mapping[str, model.Value], one: Metric) -> doc.TableCell:
         return value_cell(own.get(one.key, absent), one.unit, errors=errors and not has_intervals)

@@ -206,13 +206,13 @@ def document(sweep: api.Sweep) -> doc.Document:
     for run in sweep.runs:
         first_line, *others = api.sweep_sentences(sweep, run)
         answer.add(doc.Note(f"{run}: {first_line}" if several else first_line), *map(doc.Note, others))
-    warnings = doc.alarms((*sweep.warnings, *skipped_data_notes(sweep.left_out)))
     made.add(answer, _explorer_section(sweep, every))
     for index, own in enumerate(every):
         parts = [*(study_section(one) for one in own), *_targets_section(sweep, index)]
         parts += filter(None, [_predictions_section(sweep, index)])
         made.add(*([doc.Section(sweep.runs[index], f"thresholds-{index}").add(*parts)] if several else parts))
-    made.add(doc.Section("Warnings", "sweep-notes").add(*warnings))
+    warnings = (*sweep.warnings, *skipped_data_notes(sweep.left_out))
+    made.add(doc.Section("Warnings", "sweep-notes").add(*doc.alarms(warnings)))
     return made.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
 
 
