@@ -136,10 +136,13 @@ def watch(
     from mismatchctl.api.gate.rules import parse_rules
     from mismatchctl.api.watch import DumpWatcher
     from mismatchctl.core.formatting import format_command
+    from mismatchctl.frameworks.registry import load_framework
     from mismatchctl.report.pages.analyze import document
     from mismatchctl.report.pages.watch import format_answers, format_failures, format_header, format_new_steps
 
     rules = [one for text in rule or () for one in parse_rules(text)]
+    named = dict.fromkeys(one.framework for one in rules if one.framework)
+    out.print_warnings((text for name in named for text in load_framework(name).warnings), quiet)
     compares = next((one for one in rules if one.increase is not None or one.decrease is not None), None)
     if compares is not None and baseline is None:
         raise ConfigError(f"--rule {compares.text}: this rule compares with a baseline; add --baseline FILE")

@@ -126,6 +126,7 @@ def test_every_use_of_an_unknown_version_is_reported_once(tmp_path: Path) -> Non
         ("lint", config, "--framework", asked),
         ("presets", "show", "token_tis", "--as", asked),
         ("gate", dump, "--rule", rule),
+        ("watch", dump, "--until-idle", "0s", "--every", "0.1s", "--rule", rule),
     ):
         done = command.run(*words)
         shown = done.stderr if "--json" in words else done.stdout + done.stderr
