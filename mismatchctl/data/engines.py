@@ -92,8 +92,8 @@ def _limit_threads(threads: int, memory: int, dump: Dump) -> int:
         smaller = f", or {largest.file.contents.split_remedy}" if memory > PROCESS_BYTES else ""
         least = -(-(PROCESS_BYTES + each) // 1_000_000)
         raise ConfigError(
-            f"--memory-limit {format_bytes(memory)} is too little to read {largest.tokens:,} tokens of "
-            f"{largest.file.path} at once; raise the limit to {least:,}MB{smaller}"
+            f"--memory-limit {format_bytes(memory)} is too little to read {largest.file.contents.group_name} "
+            f"{largest.row_group} of {largest.file.path} ({largest.tokens:,} tokens); raise the limit to {least:,}MB{smaller}"
         )
     return min(threads, possible)
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -101,7 +102,11 @@ def test_an_error_lists_the_columns_as_they_are_in_the_file(name: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("a.jsonl", "split the file"), ("a.parquet", "write smaller row groups"), ("a.arrow", "record batches")],
+    [
+        ("a.jsonl", r"part 0 of .*; raise the limit to \d+MB, or split the file"),
+        ("a.parquet", r"row group 0 of .*; raise the limit to \d+MB, or write smaller row groups"),
+        ("a.arrow", r"record batch 0 of .*; raise the limit to \d+MB, or write smaller record batches"),
+    ],
 )
 def test_the_remedy_for_memory_fits_the_format(name: str, remedy: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -114,7 +119,7 @@ def test_the_remedy_for_memory_fits_the_format(name: str, remedy: str, tmp_path:
     else:
         path.write_text(json.dumps(table.to_pylist()[0]) + "\n")
     done = run("analyze", path, "--memory-limit", "451MB", code=2)
-    assert done.stderr.strip().endswith(remedy) and "is too little to read 100,000 tokens of" in done.stderr
+    assert re.search(rf"is too little to read {remedy}$", done.stderr.strip())
 
 
 def test_nan_is_read_from_json_and_csv(tmp_path: Path) -> None:
