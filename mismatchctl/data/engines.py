@@ -89,11 +89,12 @@ def _limit_threads(threads: int, memory: int, dump: Dump) -> int:
     each = estimate_unit_bytes(largest)
     possible = (memory - PROCESS_BYTES) // max(each, 1)
     if possible < 1:
+        part = f"{largest.file.contents.group_name} {largest.row_group}"
         smaller = f", or {largest.file.contents.split_remedy}" if memory > PROCESS_BYTES else ""
         least = -(-(PROCESS_BYTES + each) // 1_000_000)
         raise ConfigError(
-            f"--memory-limit {format_bytes(memory)} is too little to read {largest.file.contents.group_name} "
-            f"{largest.row_group} of {largest.file.path} ({largest.tokens:,} tokens); raise the limit to {least:,}MB{smaller}"
+            f"--memory-limit {format_bytes(memory)} is too little to read {part} of {largest.file.path} "
+            f"({largest.tokens:,} tokens); raise the limit to {least:,}MB{smaller}"
         )
     return min(threads, possible)
 
