@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mismatchctl.core.formatting import format_bytes, format_count, format_label
+from mismatchctl.core.formatting import cut_phrase, format_bytes, format_count, format_label
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.report.document import Card, Document, Facts, Headline, Note, Section, add_heading
-from mismatchctl.report.tables import cut
 
 if TYPE_CHECKING:
     from mismatchctl.api.doctor import Dependency, Machine, SelfTestCheck
     from mismatchctl.data.reader import FileCheck
 
-_SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_LENGTH = 3, 3, 130  # in the terminal without -v
+_SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_WIDTH = 3, 3, 130  # in the terminal without -v
 _LEVEL_NOUNS = {"error": "error", "warning": "warning", "unknown": "unknown value", "info": "note"}
 
 
@@ -41,7 +40,7 @@ def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole:
 def _file_card(alike: Sequence[FileCheck], *, whole: bool) -> Card:
     first, facts, faults = alike[0], list(_file_facts(alike)), list(_file_faults(alike[0]))
     brief = [fact for fact in facts if fact[0] in ("contains", "layout", "unknown")]
-    lines = [*facts, *faults] if whole else [*((name, cut(text, _FAULT_LENGTH)) for name, text in faults), *brief]
+    lines = [*facts, *faults] if whole else [*((name, cut_phrase(text, _FAULT_WIDTH)) for name, text in faults), *brief]
     if first.sound:
         more = f" and {format_count(len(alike) - 1, 'similar file')}" if len(alike) > 1 else ""
         return Card("fine", "good", f"{first.path}{more}", lines=lines)

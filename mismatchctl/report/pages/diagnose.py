@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mismatchctl.core.formatting import (
-    cut_phrase, format_command, format_count, format_estimate, format_number, shorten,
-)  # fmt: skip
+    cut_phrase,
+    format_command,
+    format_count,
+    format_estimate,
+    format_number,
+    shorten,
+)
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.diagnosis.layer_reports import LayerReport, LogitNoise, Tensor, compare_with_noise
