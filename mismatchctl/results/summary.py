@@ -1,4 +1,4 @@
-"""Summary of a run: how bad the mismatch is, since when, why, and what to do. Also its status and notes."""
+"""Summary of a run: how bad the mismatch is, since when, why, and what to do. Also the run's status and notes."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 
 
 def headline_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding with at least 5% of K3. Prefer causes to symptoms, and these to harmless findings."""
+    """Return the main finding with at least 5% of K3. Symptoms come after causes, and harmless findings are last."""
     sure = [found for found in findings if found.confidence != "low"]
     large = [one for one in sure if one.share_k3 is None or one.share_k3 >= MIN_HEADLINE_SHARE]
     ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
@@ -420,7 +420,7 @@ def findings_status(findings: Sequence[Finding]) -> RunStatus:
 
 
 def _describe_uncertainty(findings: Sequence[Finding]) -> str:
-    """Describe findings without a main cause. The text agrees with the first finding, which a page shows below."""
+    """Write that the cause is unknown, or name the first finding as a possible cause."""
     first = findings[0] if findings else None
     if first is None or first.cause in SYMPTOMS:
         return "cause not identified"
@@ -430,7 +430,7 @@ def _describe_uncertainty(findings: Sequence[Finding]) -> str:
 
 
 def describe_cause(cause: Finding) -> str:
-    """Return the title of a cause. If it causes less than 95% of K3, add its share."""
+    """Return the title of a cause. If the cause explains less than 95% of K3, add its share."""
     share = cause.share_k3
     likely = cause.confidence != "high" and cause.cause != "unexplained"
     title = f"probably {lower_first(cause.title)}" if likely else cause.title

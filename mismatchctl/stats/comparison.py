@@ -83,8 +83,8 @@ class K3Part(FiniteModel):
     """One part of K3: up to a low cap per token (bulk), from there to a high cap (shoulder), or above it (tail).
 
     `share` is this part's share of the baseline's K3. `rise` is the relative change of this part's mean since the
-    baseline, at equal rollout probabilities, with a 95% `interval`. `rose` is true if the rise is significant (one-
-    sided test at 5%).
+    baseline, at equal rollout probabilities, with a 95% `interval`. `rose` is true if the rise is significant
+    (one-sided test at 5%).
     """
 
     name: Literal["bulk", "shoulder", "tail"]
@@ -230,7 +230,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the excess of lost tokens in each cluster, plus a small part of its excess of the bulk, to break ties."""
+    """Return the excess of lost tokens per cluster. A small part of the excess of the bulk is added to break ties."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -257,9 +257,9 @@ def linear_statistic(
 ) -> ExcessStatistic:
     """Return the excess of a metric over its limit as a sum over clusters. The sum is exact for a mean.
 
-    For other smooth metrics, it is a linear approximation at the value of each sample, so that a larger value always
-    gives a larger excess. For metrics of importance weights, it is an approximation at the value of the two samples
-    together, because a few large weights distort the slopes of one sample.
+    For other smooth metrics, the sum is a linear approximation at the value of each sample, so that a larger value
+    always gives a larger excess. For metrics of importance weights, the approximation is at the value of the two
+    samples together, because a few large weights distort the slopes of one sample.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]

@@ -195,7 +195,7 @@ def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Itera
 
 
 def count_relabelings(new: int, old: int, shared: int = 0) -> int:
-    """Return the number of ways to label the clusters as new and old. `shared` is the number in both samples."""
+    """Return the number of ways to label the clusters as new and old. `shared` clusters are in both samples."""
     return math.comb(new + old - 2 * shared, new - shared) << shared
 
 
@@ -275,7 +275,7 @@ def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: floa
 
 
 def shares_above(totals: Float64s) -> Float64s:
-    """Return for each total [1 + R, K] the share of relabelings whose total of this statistic is not smaller."""
+    """Return for each total [1 + R, K] the share of totals in the same column that are at least as large."""
     shares = np.empty_like(totals)
     for column, out in zip(totals.T, shares.T, strict=True):
         ordered, size = np.sort(column), np.abs(column[np.isfinite(column)]).max(initial=0.0)
