@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mismatchctl.core.formatting import (
-    cut_phrase,
-    format_command,
-    format_count,
-    format_estimate,
-    format_number,
-    shorten,
-)
+from mismatchctl.core import formatting as form
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.diagnosis.layer_reports import LayerReport, LogitNoise, Tensor, compare_with_noise
@@ -45,7 +38,7 @@ def diagnose_screen(
         worst = tables.by_severity(judged)[0]
         own = [path for path in paths if worst in (Path(path).name, Path(path).stem)]
         paths = own if len(own) == 1 else paths
-    following = format_command("gate" if healthy else "analyze", paths, options)
+    following = form.format_command("gate" if healthy else "analyze", paths, options)
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Report", "--html report.html"), ("Next", following)]
     return screen
@@ -87,9 +80,9 @@ def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> I
     if first is None:
         return
     for heading, text in _finding_lines(first, brief=True):
-        yield heading, cut_phrase(text, tables.SUMMARY_LENGTH * (1 + (heading == "found")))
+        yield heading, form.cut_phrase(text, tables.SUMMARY_LENGTH * (1 + (heading == "found")))
     if name in found.sides:
-        yield "side", cut_phrase(found.sides[name].summary, tables.NOTE_LENGTH)
+        yield "side", form.cut_phrase(found.sides[name].summary, tables.NOTE_LENGTH)
     others = [one for one in findings if one is not first]
     for one in others[:4]:
         share = "" if one.share_k3 is None else f", {summary.percent(one.share_k3)} of K3"
@@ -104,7 +97,7 @@ def rival_text(rival: RivalCause) -> str:
 
 
 def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> doc.Section:
-    count = f"{format_count(len(findings), 'finding')}{', strongest first' * (len(findings) > 1)}"
+    count = f"{form.format_count(len(findings), 'finding')}{', strongest first' * (len(findings) > 1)}"
     count = count if findings else "no cause found"
     unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
     explained = f"; {summary.percent(1 - unexplained)} of the K3 explained" if findings else ""
@@ -151,7 +144,7 @@ def format_fact(fact: Fact) -> str:
     def text(value: float | str | None) -> str:
         if isinstance(value, str):
             return value
-        return format_number(value, "rows" if value is not None and float(value).is_integer() else "")
+        return form.format_number(value, "rows" if value is not None and float(value).is_integer() else "")
 
     if fact.interval is None:
         return text(fact.value)
@@ -170,7 +163,9 @@ def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
     ratio = sides.reference_over_rollout
     if ratio.value is not None:
         meaning = "1 if the engine sampled the tokens with the recorded probabilities"
-        rows.append(("sampled", f"E[reference/rollout] = {format_estimate(ratio.value, ratio.se, 'ratio')}, {meaning}"))
+        rows.append(
+            ("sampled", f"E[reference/rollout] = {form.format_estimate(ratio.value, ratio.se, 'ratio')}, {meaning}")
+        )
     charts = []
     for name, groups in sides.groups.items():
         errors = [f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups]
@@ -231,7 +226,7 @@ def _format_tensor(tensor: Tensor) -> str:
 
 def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | None:
     series = {
-        shorten(run, 24) if len(runs) > 1 else "share of K3":
+        form.shorten(run, 24) if len(runs) > 1 else "share of K3":
             {found.title: (found.share_k3, None, None) for found in findings if found.share_k3}
         for run, findings in runs.items()
     }  # fmt: skip
