@@ -204,7 +204,7 @@ def _fit_levels(
 
 
 def _completed_part(where: Float64s, start: float, end: float, power: float, change: float) -> Float64s:
-    """Return which part of a change is complete (0 to 1) at each position."""
+    """Return the completed part (0 to 1) of a change at each position."""
     part = np.clip((where - start) / (end - start), 0, 1)
     return np.asarray(np.log1p(np.expm1(power * change) * part) / (power * change) if power and change else part)
 
@@ -483,7 +483,7 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return the completed part of each change at each position. A ramp to the last step continues after it."""
+        """Return the completed part of each change at each position (above 1 after a ramp to the last step)."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1
