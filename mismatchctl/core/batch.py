@@ -22,9 +22,9 @@ BLOCK_TOKENS = 1 << 16
 TILE = 1024
 """Tokens that compiled loops process together, so that the temporaries fit the first-level cache."""
 _LONG_SEGMENT = 64
-"""If the mean length of the chosen segments is above this, `token_selector` copies slices instead of single tokens."""
+"""If the chosen segments have more tokens than this on average, `token_selector` copies slices, not single tokens."""
 BLOCK_SEQUENCES = 1 << 14
-"""Maximum number of sequences per block, because each sequence has hundreds of columns."""
+"""Maximum number of sequences per block. It limits memory, because each sequence has hundreds of values."""
 
 
 Extent = tuple[float, float]
@@ -38,7 +38,7 @@ def compute_extent(values: Floats) -> Extent:
 
 @dataclass(frozen=True)
 class Segments:
-    """Contiguous segments of a flat token array, given by `offsets` [S + 1], ascending from 0 to T."""
+    """S segments of a flat array of T tokens. Segment i contains the tokens offsets[i] to offsets[i + 1] - 1."""
 
     offsets: Ints
 
@@ -69,13 +69,13 @@ class Segments:
         return Segments.from_lengths(self.lengths[chosen])
 
     def token_indices(self, chosen: Bools | Ints) -> Ints:
-        """Return the indices of all tokens in the `chosen` segments. `chosen` contains flags or segment numbers."""
+        """Return the indices of all tokens in the `chosen` segments, which are given as flags or as segment indices."""
         starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
         ends = np.cumsum(lengths)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
     def token_selector(self, chosen: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return a function that selects the tokens of the `chosen` segments from any array of per-token values."""
+        """Return a function that takes per-token values and returns the values in the `chosen` segments."""
         starts, stops = self.offsets[:-1][chosen], self.offsets[1:][chosen]
         if (stops - starts).sum() <= _LONG_SEGMENT * len(chosen):
             tokens = self.token_indices(chosen)
@@ -84,7 +84,7 @@ class Segments:
         return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
 
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yield ranges of segments with at most `tokens` tokens. A segment with more tokens is a range of its own."""
+        """Yield (start, stop) of adjacent segments with at most `tokens` tokens in total, or of one longer segment."""
         start = 0
         while start < len(self):
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1
@@ -126,7 +126,7 @@ class Segments:
         return self.sum(values) / np.maximum(self.lengths, 1)
 
     def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return per-token values on the device of these segments, which is the CPU in this class."""
+        """Return per-token values unchanged. A subclass copies them to its device."""
         return values
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -135,7 +135,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The valid tokens of several sequences. The mask has already been applied."""
+    """The valid tokens of several sequences. Masked tokens are already removed."""
 
     segments: Segments  # one segment per sequence
     rollout: Floats  # log-probs of the rollout engine [T], in the dtype of the dump
@@ -178,12 +178,12 @@ class TokenBatch:
 
     @cached_property
     def positions(self) -> Ints:
-        """Return the index of each token in its response [T]. The first valid token of a response has index 0."""
+        """Return the position of each token in its response, counted from the first valid token (0)."""
         return self.segments.places if self.position is None else self.position
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Map "reward", "advantage" and "length" to (flags of known values, values). An unknown value is 0."""
+        """Map "reward", "advantage" and "length" to (1 if known else 0, value or 0) for each sequence."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -195,18 +195,17 @@ class TokenBatch:
 
     @cached_property
     def age(self) -> Float64s:
-        """Return, per sequence, the number of weight updates between sampling and training. NaN if it is unknown."""
+        """Return how many weight updates happened between sampling and training of each sequence, NaN if unknown."""
         unknown = np.full(len(self), np.nan)
         train, rollout = (self.columns.get(f"{side}_version", unknown) for side in ("train", "rollout"))
         return train.astype(np.float64) - rollout.astype(np.float64)
 
     def missing_columns(self, columns: Iterable[str]) -> list[str]:
-        """Return the names in `columns` that the batch does not have, sorted."""
         has = {"current_log_probs": self.current, "advantages": self.advantages, **self.columns}
         return sorted(column for column in columns if has.get(column) is None)
 
     def log_probs(self, policy: str) -> Floats | None:
-        """Return the log-probs of a policy per token. `proximal` is interpolated between `rollout` and `current`."""
+        """Return the log-probs of a policy per token. `proximal` is an interpolation of `rollout` and `current`."""
         if policy == "proximal":
             return None if self.current is None else self._proximal(self.current)
         if policy in ("rollout", "train", "current"):

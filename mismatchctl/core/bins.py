@@ -1,4 +1,4 @@
-"""Histogram bins that are the same for every dump, and sums of K3 by rollout probability and cap of the log ratio."""
+"""Histogram bins, the same for every dump, and sums of capped K3 by rollout probability."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from mismatchctl.core.batch import Float64s, Ints, Segments
 BINS_PER_OCTAVE = 64
 LOWEST_OCTAVE, HIGHEST_OCTAVE = -40, 14
 MAGNITUDE_BINS = (HIGHEST_OCTAVE - LOWEST_OCTAVE) * BINS_PER_OCTAVE + 2
-"""One bin for 0 to 2^-40, BINS_PER_OCTAVE bins per octave up to 2^14, and one bin for larger values."""
+"""Number of bins of absolute values: one below 2^-40, 64 per octave up to 2^14, and one for larger values."""
 SIGNED_BINS = 2 * MAGNITUDE_BINS
-"""Bins of negative values, from large to small magnitude, followed by the bins of other values."""
+"""Number of bins of signed values, in ascending order: first the negative values, then zero and the positive values."""
 
 SIGNED_SHIFT = 17
-"""Low bits of a float32 that do not affect its bin."""
+"""Number of low bits of a float32 that do not affect its bin."""
 FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
-"""The float32 bits of the largest number in bin 0, without the sign bit and the SIGNED_SHIFT low bits."""
+"""Bits of the largest float32 below 2^-40, without the sign and without the SIGNED_SHIFT low bits."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
-    """Return the bin of each signed value, from 0 to SIGNED_BINS - 1. Larger values have larger bins."""
+    """Return the bin of each signed value, from 0 (very negative) to SIGNED_BINS - 1 (very large)."""
     bits = values.astype(np.float32).view(np.int32)
     magnitude = np.clip(((bits & 0x7FFFFFFF) >> SIGNED_SHIFT) - FIRST_MAGNITUDE, 0, MAGNITUDE_BINS - 1)
     return (magnitude ^ (bits >> 31)) + MAGNITUDE_BINS  # type: ignore[no-any-return, unused-ignore]
 
 
 def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
-    """Return the bin of the absolute value for each signed bin."""
+    """Convert bins of signed values to the bins of their absolute values."""
     own = signed - MAGNITUDE_BINS
     return np.where(own < 0, -1 - own, own)
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """Return a lower bound of the `number`-th largest value, given the counts by bin. A negative value gives -inf."""
+    """Return a lower bound of the `number`-th largest value from its histogram, or -inf if this value is negative."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
@@ -47,7 +47,7 @@ def value_at_rank(counts: NDArray[Any], number: int) -> float:
 
 @cache
 def magnitude_edges() -> Float64s:
-    """Return the lower edge of each magnitude bin, and inf as the upper edge of the last bin."""
+    """Return the edges of the bins of absolute values: the lower edge of each bin, and then inf."""
     octaves = np.arange(LOWEST_OCTAVE, HIGHEST_OCTAVE)
     within = 1 + np.arange(BINS_PER_OCTAVE) / BINS_PER_OCTAVE
     inner = np.ldexp(within, octaves[:, None]).ravel()
@@ -55,13 +55,13 @@ def magnitude_edges() -> Float64s:
 
 
 def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
-    """Add the counts of negative and positive values with the same magnitude."""
+    """Convert counts by signed value to counts by absolute value."""
     folded: NDArray[Any] = counts[..., MAGNITUDE_BINS:] + counts[..., MAGNITUDE_BINS - 1 :: -1]
     return folded
 
 
 class OctaveBins:
-    """One bin below 2^lowest, `per_octave` (1, 2 or 4) bins per octave up to 2^highest, and one bin above it."""
+    """One bin below 2^lowest, `per_octave` (1, 2 or 4) bins per octave up to 2^highest, one bin for larger values."""
 
     def __init__(self, lowest: int, highest: int, per_octave: int = 2) -> None:
         self.shift = 23 - {1: 0, 2: 1, 4: 2}[per_octave]
@@ -75,7 +75,7 @@ class OctaveBins:
         return np.clip(bins - self.first, 0, self.count - 1)
 
     def edges(self) -> Float64s:
-        """Return the lower edge of each bin, and inf as the upper edge of the last bin."""
+        """Return the lower edge of each bin, and then inf."""
         octaves = np.arange(self.lowest, self.highest)
         inner = (2.0 ** octaves[:, None] * (1 + np.arange(self.per_octave) / self.per_octave)).ravel()
         return np.concatenate([[0.0], inner, [2.0**self.highest, np.inf]])
@@ -90,11 +90,11 @@ LENGTH_BINS = OctaveBins(0, 20)
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
 """Approximate edges between the bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used."""
 CAP_EXPONENTS = tuple(range(-18, 2))
-"""The log ratio of a token is capped at 2^exponent, for each of these exponents."""
+"""K3 is summed once for each of these exponents. The K3 of a token is capped at (2^exponent)^2 / 2."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1
-"""Exponent bits of the lowest of K3_CAPS as a float64. From one cap to the next, the exponent increases by 2."""
+"""Exponent bits of the first of the K3_CAPS as a float64. Each cap is four times the previous cap."""
 
 
 def _probability_bin_by_surprisal() -> NDArray[np.int64]:
@@ -108,17 +108,17 @@ PROBABILITY_BIN_BY_SURPRISAL = _probability_bin_by_surprisal()
 LAYER_TOKENS = tuple(f"tokens@{place}" for place in range(PROBABILITY_BINS))
 """Column names of token counts by bin of the rollout probability."""
 LAYER_K3 = tuple(f"k3@{place}<{exponent}" for place in range(PROBABILITY_BINS) for exponent in CAP_EXPONENTS)
-"""Column names of K3 by bin of the rollout probability, capped per token at a log ratio of 2^exponent."""
+"""Column names of sums of K3 by bin of the rollout probability and exponent of the cap."""
 LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
 def new_layer_table(clusters: int) -> Float64s:
-    """Return zeros [clusters, probability bins, K3 bins, 2]. The last axis is the number of tokens and their K3."""
+    """Return zeros [clusters, probability bins, K3 bins, 2], to which numbers of tokens and their K3 are added."""
     return np.zeros((clusters, PROBABILITY_BINS, len(K3_CAPS) + 1, 2))
 
 
 def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
-    """Return the index of each token's probability bin and K3 bin within its cluster's part of `new_layer_table`."""
+    """Return the cell of each token in `new_layer_table`, counted from the first cell of the token's cluster."""
     surprisal = SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))
     reached: Ints = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1, 0, len(K3_CAPS))
     place: Ints = segments.from_host(PROBABILITY_BIN_BY_SURPRISAL)[surprisal]
@@ -126,7 +126,7 @@ def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """Convert a table of `new_layer_table` to tokens and capped K3 by probability bin, one row per cluster."""
+    """Convert a table of `new_layer_table` to the LAYER_COLUMNS, one row per cluster."""
     counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond

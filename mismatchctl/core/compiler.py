@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 LoopT = TypeVar("LoopT", bound=Callable[..., Any])
 BARE_OPTIONS: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Numba features that are left out of the machine code: reference counting, and wrappers for Python and C."""
+"""Numba options that omit reference counting and the wrappers for Python and C from the machine code."""
 
 
 def compile_loop(loop: LoopT, *, fastmath: frozenset[str] = frozenset()) -> LoopT:
@@ -21,13 +21,13 @@ def compile_loop(loop: LoopT, *, fastmath: frozenset[str] = frozenset()) -> Loop
 
 
 compile_terms = partial(compile_loop, fastmath=frozenset({"contract"}))
-"""Compile a loop in which a multiplication and an addition may become one instruction, which rounds once."""
+"""Compile a loop in which LLVM may use fused multiply-add instructions."""
 compile_sums = partial(compile_loop, fastmath=frozenset({"reassoc", "contract", "nsz"}))
-"""Compile a loop in which sums may be split into several partial sums."""
+"""Compile a loop in which LLVM may change the order of additions."""
 
 
 def _make_bitcast(source: Any, target: Any) -> Any:
-    """Build a function that reinterprets the bits of a value as another type."""
+    """Build a function that returns the bits of a value as a value of another type."""
 
     @intrinsic
     def cast(typing: Any, value: Any) -> Any:
@@ -40,7 +40,7 @@ def _make_bitcast(source: Any, target: Any) -> Any:
 
 
 def _make_row_adder() -> Any:
-    """Build a function that adds a tuple of doubles to contiguous table cells with one vector instruction."""
+    """Build a function that adds several numbers to adjacent table cells with one vector instruction."""
 
     @intrinsic
     def add(typing: Any, table: Any, start: Any, values: Any) -> Any:
@@ -60,7 +60,7 @@ def _make_row_adder() -> Any:
 
 
 def _make_extreme(name: str) -> Any:
-    """Build a function that returns the minimum or the maximum of two floats, for vector code."""
+    """Build a function that computes the minimum or maximum of two floats and that LLVM can vectorize."""
 
     @intrinsic
     def extreme(typing: Any, first: Any, second: Any) -> Any:
@@ -82,7 +82,7 @@ float_to_bits = _make_bitcast(float32, int32)
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Decode one-bit levels of a Parquet page. Write the indices of zeros to `out`, and return their number or -1."""
+    """Decode levels (0 or 1) of a Parquet page. Write the indices of zeros to `out`. Return their number, else -1."""
     done = found = 0
     while done < count:
         header: Any = int64(0)
@@ -126,7 +126,7 @@ def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
 
 @compile_loop
 def _find_levels_end(body: Any, at: int) -> int:
-    """Read the length of the levels at `at`, and return their end. Return -1 if the end is outside the page."""
+    """Return the end of the levels that start at `at` with their length, or -1 if the end is outside the page."""
     if at < 0 or at + 4 > len(body):
         return -1
     end = at + 4
@@ -137,12 +137,12 @@ def _find_levels_end(body: Any, at: int) -> int:
 
 @compile_loop
 def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
-    """Write the index of the first value of each list to `offsets`, for a Parquet page with `count` levels.
+    """Write the index of each list's first value to `offsets`. The Parquet page contains `count` levels.
 
     Return the position of the values in the page, or -1 if the levels are invalid or an output array is too small.
 
-    `state` is updated for the next page: the number of lists so far, the number of values so far, and 1 if the last
-    list may continue in the next page.
+    `state` is kept from page to page: the number of lists so far, the number of values so far, and 1 if the last list
+    may continue on the next page.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)
@@ -170,7 +170,7 @@ def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: An
 
 @compile_loop
 def join_split_bytes(body: Any, start: int, count: int, out: Any) -> None:
-    """Join four-byte values. The page contains all first bytes, then all second bytes, ... (byte stream split)."""
+    """Decode four-byte values of the encoding BYTE_STREAM_SPLIT: all first bytes, then all second bytes, and so on."""
     a, b = body[start : start + count], body[start + count : start + 2 * count]
     c, d = body[start + 2 * count : start + 3 * count], body[start + 3 * count : start + 4 * count]
     for i in range(count):

@@ -10,12 +10,11 @@ import unicodedata
 from collections.abc import Collection, Sequence
 
 INTERVAL_LEVEL = 0.95
-"""Nominal coverage of every interval in results, on screens and in figures."""
+"""Confidence level of all intervals in results, on screens and in figures."""
 INTERVAL_Z = 1.959963984540054
-"""Half width of an interval in standard errors."""
+"""Half width of a confidence interval, in standard errors."""
 ONE_SIDED_Z = 1.6448536269514722
-"""Distance of a one-sided 95% bound from the estimate, in standard errors. Decisions use this bound, not the interval.
-"""
+"""Distance between an estimate and its one-sided 95% bound, in standard errors. Decisions use this bound."""
 
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
@@ -26,7 +25,7 @@ _MARKDOWN_LINK = re.compile(
 )
 """Characters that start links in Markdown: mentions, issue numbers and addresses."""
 FORMULA_START = r"(^|[\r\n])([=+\-@\t])"
-"""Start of a cell, or of a line in a cell, that a spreadsheet interprets as a formula."""
+"""First character of a CSV cell, or of a line in it, with which a spreadsheet starts a formula."""
 CSV_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 """Control characters that are replaced in CSV files."""
 _LONG_WORD = re.compile(r"(\S{60})\S{100,}(\S{30})")
@@ -34,7 +33,7 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def escape_terminal(text: str) -> str:
-    """Replace invisible characters, characters that change the text direction, and commands to CI services."""
+    """Show invisible and direction-changing characters as symbols, and disable commands to CI services."""
     shown = text if text.isprintable() else "".join(map(_make_visible, text))
     if "::" in shown:
         shown = _CI_COMMAND.sub(r"\1\\::", shown)
@@ -42,7 +41,7 @@ def escape_terminal(text: str) -> str:
 
 
 def escape_markdown(text: str, *, code: bool = False) -> str:
-    """Escape text for a Markdown table cell, or for code in a cell. @mentions and addresses do not become links."""
+    """Escape text for a Markdown table cell (`code`: for code in a cell). @mentions and URLs do not become links."""
     text = escape_terminal(text)
     if code:
         return text.replace("|", "\\|").replace("`", "'")
@@ -51,25 +50,25 @@ def escape_markdown(text: str, *, code: bool = False) -> str:
 
 
 def escape_csv(text: str) -> str:
-    """Escape a CSV cell: remove control characters except line breaks, and prevent formulas."""
+    """Escape a CSV cell: replace control characters except tabs and line breaks, and prevent formulas."""
     text = re.sub(CSV_CONTROLS, "\N{REPLACEMENT CHARACTER}", text)
     return re.sub(FORMULA_START, r"\1'\2", text)
 
 
 def escape_github(text: str, *, of_property: bool = False) -> str:
-    """Escape the message or a property of a GitHub workflow command, so that it cannot start another command."""
+    """Escape the message (or a property) of a GitHub workflow command, so that it cannot contain another command."""
     text = escape_terminal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if of_property else text
 
 
 def shorten(text: str, length: int) -> str:
-    """Escape `text` and cut it to `length` characters, ending in an ellipsis."""
+    """Escape `text`. If it is longer than `length`, cut it and end it with an ellipsis."""
     text = escape_terminal(text)
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def cut_phrase(text: str, length: int) -> str:
-    """Cut a text at the end of a sentence, or else of a phrase or word."""
+    """Shorten a text to about `length` characters. Cut after a sentence if possible, else after a phrase or word."""
     if len(text) <= length:
         return text
     if sentences := re.match(rf"(.{{{length // 2},{length - 1}}}[a-z%)]\.) ", text):
@@ -80,7 +79,7 @@ def cut_phrase(text: str, length: int) -> str:
 
 
 def list_names(names: Sequence[str], length: int) -> str:
-    """Join names with commas. If the text would be longer than `length`, count the other names."""
+    """Join names with commas. If the text is longer than `length`, count the last names: "a, b and 3 more"."""
     text = ""
     for place, name in enumerate(names):
         if len(text) + len(name) > length:
@@ -90,12 +89,12 @@ def list_names(names: Sequence[str], length: int) -> str:
 
 
 def shorten_for_cell(text: str) -> str:
-    """Escape `text` and cut out the middle of long words, so that the column stays narrow."""
+    """Escape `text`, and replace the middle of very long words by an ellipsis, so that the column stays narrow."""
     return _LONG_WORD.sub(r"\1…\2", escape_terminal(text))
 
 
 def file_stems(names: Collection[str]) -> list[str]:
-    """Convert names from a dump to unique file names without a suffix."""
+    """Convert names to file names without a suffix. If two file names are equal, number them."""
     found: list[str] = []
     for name in names:
         plain = _UNSAFE_CHARACTERS.sub("_", shorten(name, 60)).strip("._-") or "run"
@@ -122,7 +121,7 @@ DASH = "–"
 COUNT_UNITS = frozenset({"tokens", "sequences", "clusters", "rows", "bytes", "0/1"})
 """Units of values that are integers."""
 UNITS_AROUND_ONE = frozenset({"fraction", "ratio", "correlation"})
-"""Units whose distance from 1 matters, so that 0.99998 is never shown as 1."""
+"""Units of values that get more digits near 1, so that 0.99998 is not shown as 1."""
 
 _DIGITS = 3
 _MOST_DIGITS = 9
@@ -182,7 +181,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_heavy_tail(covers: float | None) -> str:
-    """Explain that few clusters or weights dominate, and how often the interval then contains the true value."""
+    """Say that few prompts or weights dominate, and that only a share `covers` of intervals contains the true value."""
     instead = "fewer than 95%" if covers is None else f"about {covers:.0%}"
     return f"few prompts or rare weights dominate, so the 95% interval contains the true value in {instead} of dumps"
 
@@ -211,13 +210,13 @@ def _exponent(value: float) -> int:
 
 
 def _format_percent(value: float) -> str:
-    """Format a percentage with three digits, or with more digits if it would be shown as 100% but is not 100%."""
+    """Format a percentage with three digits, or with more digits if three digits would round it to 100%."""
     texts = (_format_plain(value, digits) for digits in range(_DIGITS, 2 * _MOST_DIGITS))
     return f"{next((text for text in texts if value == 100 or float(text.replace(',', '')) != 100), '100')}%"
 
 
 def _digits_around_one(value: float) -> int:
-    """Return the number of significant digits with which the distance from 1 has three digits."""
+    """Return how many significant digits a value near 1 needs to show its distance from 1 with three digits."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS

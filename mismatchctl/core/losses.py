@@ -34,7 +34,7 @@ class LossTerm:
     clipped_lower: NDArray[np.bool_] | None = None
 
     def gradient(self, factors: Array) -> Array:
-        """Return the derivative of sum(factors * losses) with respect to each log-prob [T]. `factors` are constants."""
+        """Return the derivative of sum(factors * losses) by each log-prob [T]. The factors are constant."""
         own: Array = np.where(factors == 0, 0.0, factors * self.slope)
         if self.mean_over is None:
             return own
@@ -52,7 +52,7 @@ def ppo_loss(
     dual: float | None = None,  # optional dual clip: for negative advantages the loss is at most -dual A
     mean_over: Segments | None = None,  # see `LossTerm`
 ) -> LossTerm:
-    """Compute PPO: -min(r A, clip(r, low, high) A)."""
+    """Compute the PPO loss -min(r A, clip(r, low, high) A) from the ratio r and the advantage A."""
     ratio = exp(x)
     with np.errstate(invalid="ignore", over="ignore"):
         free = ratio if cap is None else np.minimum(ratio, cap)
@@ -70,20 +70,20 @@ def ppo_loss(
 
 
 def factor_loss(advantages: Array, log_probs: Array, factors: Array | float) -> LossTerm:
-    """Compute -factor A log pi with a constant factor, as in CISPO, VESPO and REINFORCE."""
+    """Compute the loss -factor * advantage * log-prob. The factor has no gradient (CISPO, VESPO, REINFORCE)."""
     slope = -factors * advantages
     return LossTerm(slope * log_probs, slope)
 
 
 def cispo_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> LossTerm:
-    """Compute CISPO: REINFORCE, weighted with the bounded ratio."""
+    """Compute the CISPO loss: the REINFORCE loss, multiplied by the ratio clipped to `low` and `high`."""
     ratio = exp(x)
     bounded = np.clip(ratio, low, high)
     return replace(factor_loss(advantages, log_probs, bounded), clipped=bounded != ratio)
 
 
 def weighted_loss(advantages: Array, x: Array, bound: float | None = None) -> LossTerm:
-    """Compute -r A without a clip. With `bound`, the loss and its gradient use min(r, bound) instead of r."""
+    """Compute the loss -r A (ratio r, advantage A). With `bound`, loss and gradient use min(r, bound) instead of r."""
     ratio = exp(x)
     if bound is not None:
         ratio = np.minimum(ratio, bound)
@@ -94,7 +94,7 @@ def weighted_loss(advantages: Array, x: Array, bound: float | None = None) -> Lo
 def sapo_loss(
     advantages: Array, x: Array, positive: float, negative: float, mean_over: Segments | None = None
 ) -> LossTerm:
-    """Compute SAPO: -A (4 / tau) sigmoid(tau (r - 1)). tau is `positive` if A > 0, else `negative`."""
+    """Compute the SAPO loss -A (4 / tau) sigmoid(tau (r - 1)) with tau = `positive` if A > 0, else `negative`."""
     ratio = exp(x)
     tau = np.where(advantages > 0, positive, negative).astype(x.dtype)
     with np.errstate(over="ignore"):
@@ -104,7 +104,7 @@ def sapo_loss(
 
 
 def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: Segments) -> LossTerm:
-    """Compute GMPO: -A times the geometric mean of ratios. Log ratios are below `high` if A > 0, else above `low`."""
+    """Compute the GMPO loss -A exp(mean log ratio). Log ratios are at most `high` if A > 0, else at least `low`."""
     up = advantages > 0
     clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
     ratio = exp(sequences.spread(sequences.mean(clipped)))
@@ -113,7 +113,7 @@ def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: S
 
 
 def topr_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> LossTerm:
-    """Compute TOPR: REINFORCE. If the advantage is negative, the loss is multiplied by the clipped ratio."""
+    """Compute the TOPR loss: the REINFORCE loss, multiplied by the clipped ratio if the advantage is negative."""
     weights = np.where(advantages < 0, np.clip(exp(x), low, high), 1.0)
     return factor_loss(advantages, log_probs, weights)
 
@@ -123,12 +123,12 @@ def quadratic_penalty(x: Array, tau: float) -> LossTerm:
 
 
 def vespo_gate(log_weight: Array, k: float, rate: float) -> Array:
-    """Compute VESPO's gamma gate exp(rate + k ln W - rate W) from the log weight of each sequence [S]."""
+    """Compute VESPO's factor exp(rate + k ln W - rate W) from ln W, the log weight of each sequence [S]."""
     return np.exp(rate + k * log_weight - rate * np.exp(log_weight))
 
 
 def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
-    """Add up loss terms, each multiplied by its factors [T]. Return the loss and its gradient per token."""
+    """Multiply each loss term by its factors [T] and add up. Return the total loss and its gradient per token."""
     with np.errstate(invalid="ignore", over="ignore"):
         values = (np.where(factors == 0, 0.0, factors * term.losses) for term, factors in terms)
         value = sum(float(np.sum(each, dtype=np.float64)) for each in values)
@@ -137,7 +137,7 @@ def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
 
 
 def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
-    """Estimate the KL per token from log ratios x: k1 is x, k2 is x^2 / 2, k3 is exp(-x) - 1 + x. Keep the dtype."""
+    """Estimate the KL per token from log ratios x: k1 is x, k2 is x^2 / 2, k3 is exp(-x) - 1 + x."""
     if kind == "k1":
         return log_ratio
     if kind == "k2":
@@ -151,12 +151,12 @@ LOW_VAR_BOUND = 10.0
 
 
 def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
-    """Compute K3 per token, multiply it by the importance weights (if given), and clip it (DeepSeek-V3.2)."""
+    """Compute K3 per token, multiply it by the importance weights if given, and clip the product (DeepSeek-V3.2)."""
     estimate = kl_estimate(log_ratio, "k3")
     return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """Return flags of the tokens that OPSM masks: negative advantages in sequences whose drift is above `delta`."""
+    """Return flags of tokens that OPSM masks: tokens with negative advantage in sequences with drift above `delta`."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

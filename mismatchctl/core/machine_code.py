@@ -36,13 +36,13 @@ _MOST_CODE_BYTES = 1 << 26
 _compile_lock = threading.Lock()
 _TypeKey = tuple[Any, ...]
 _loaded_engines: list[Any] = []
-"""Keeps the loaded machine code in memory."""
+"""Loaded machine code, which must stay in memory."""
 
 _in_use = threading.Event()
 
 
 def use_compiled_loops() -> None:
-    """Record that this process uses compiled loops. Then other modules use compiled loops for their work, too."""
+    """Let all modules of this process use their compiled loops from now on."""
     _in_use.set()
 
 
@@ -118,7 +118,7 @@ def _compiler_environment() -> bytes:
 
 
 def _read_code(place: Path, made_for: bytes) -> bytes | None:
-    """Return the code in a file, or None if the file is damaged or was not made for `made_for`."""
+    """Return the machine code in a file, or None if the file is damaged or its digest was not made from `made_for`."""
     try:
         content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _FOLDER.stat().st_uid})
     except OSError:
@@ -136,7 +136,7 @@ def _write_code(code: bytes, places: list[Path], made_for: bytes) -> None:
 
 
 def _compile(loop: Any, given: tuple[Any, ...]) -> bytes:
-    """Compile a loop for these arguments, and return its symbol name and the machine code."""
+    """Compile a loop for the types of these arguments. Return its symbol name, a line break, and its machine code."""
     from llvmlite import binding
 
     types = tuple(map(_numba_type, given))
@@ -159,7 +159,7 @@ def _numba_function(loop: Any) -> Any:
 
 
 def _numba_type(value: Any) -> Any:
-    """Return numba's type of a value. A read-only array has the type of a writable array."""
+    """Return numba's type of a value. For a read-only array, return the type of a writable array."""
     numba: Any = import_module("numba")
     if isinstance(value, np.ndarray):
         return numba.typeof(value).copy(readonly=False)
@@ -178,12 +178,12 @@ def _type_key(values: tuple[Any, ...]) -> _TypeKey:
 
 
 def _address(array: NDArray[Any]) -> int:
-    """Return the address of the first value. For contiguous arrays, pyarrow is ten times as fast as numpy."""
+    """Return the memory address of an array. For contiguous arrays, pyarrow finds it ten times as fast as numpy."""
     return pa.py_buffer(array).address if array.flags.forc else array.ctypes.data
 
 
 def _machine_words(values: tuple[Any, ...]) -> list[float]:
-    """Convert values to arguments of machine code. The owner of each array is 0, so the code counts no references."""
+    """Convert values to arguments of machine code. Arrays are passed without an owner, so no references are counted."""
     words: list[float] = []
     for value in values:
         if isinstance(value, np.ndarray):
@@ -195,7 +195,7 @@ def _machine_words(values: tuple[Any, ...]) -> list[float]:
 
 
 def _load_function(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
-    """Load machine code as a Python function. Its arguments must have the types of `given`."""
+    """Load machine code as a Python function whose arguments must have the types of `given`."""
     from llvmlite import binding
 
     binding.initialize_native_target()

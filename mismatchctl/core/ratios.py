@@ -19,7 +19,7 @@ BAND = (0.999, 1.002)
 TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 """Factors tau. `Ratios.outside_counts` counts the tokens whose ratio is outside of [1/tau, tau]."""
 INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
-"""Log ratios at the lower and upper ends of BAND and of [1/tau, tau]. Each interval contains the previous one."""
+"""Log ratios at the lower ends and the upper ends of BAND and of each [1/tau, tau], from narrow to wide."""
 
 DENSE_RANGE = (1e-5, 1e-3)
 """Typical K3 of dense models."""
@@ -33,13 +33,13 @@ _SERIES = [1 / math.factorial(power) for power in range(2, 8)]
 
 
 def k3_scale_position(k3: float) -> float:
-    """Return the position of K3 on a logarithmic scale, from 0 to 1."""
+    """Return the position of a K3 on the logarithmic scale K3_SCALE, from 0 (low end) to 1 (high end)."""
     low, high = (math.log10(end) for end in K3_SCALE)
     return min(max((math.log10(k3) - low) / (high - low), 0.0), 1.0) if k3 > 0 else 0.0
 
 
 def compute_k3(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Float64s:
-    """Compute K3 = exp(x) - 1 - x of log ratios x. It is never negative, and its relative error is at most 1e-13."""
+    """Compute K3 = exp(x) - 1 - x of log ratios x. K3 is never negative, and its relative error is at most 1e-13."""
     x = log_ratio
     if exp_minus_one is None:
         with np.errstate(over="ignore"):
@@ -92,7 +92,7 @@ class Ratios:
 
     @cached_property
     def exp_minus_one(self) -> Float64s:
-        """Return exp(x) - 1 of each log ratio x, which is not clamped."""
+        """Return exp(x) - 1 of each log ratio x. The log ratios are not clamped."""
         with np.errstate(over="ignore"):
             return np.expm1(self.log_ratio)
 
@@ -139,7 +139,7 @@ class Ratios:
 
     @cached_property
     def k3(self) -> Float64s:
-        """Return K3 = exp(x) - 1 - x of each log ratio x, which is not clamped."""
+        """Return K3 = exp(x) - 1 - x of each log ratio x. The log ratios are not clamped."""
         return compute_k3(self.log_ratio, self.exp_minus_one)
 
     @cached_property
@@ -184,7 +184,7 @@ class Ratios:
 
 
 def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratios]:
-    """Compute the ratios for each pair of policies in `sources`, such as `train/rollout`."""
+    """Compute the ratios for each pair of policies in `sources`. A source is written like `train/rollout`."""
     made = {}
     for source in sources:
         policy, reference = (batch.log_probs(name) for name in source.split("/"))
@@ -195,7 +195,7 @@ def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratio
 
 
 class Float32Ratios(Ratios):
-    """Ratios in float32, as trainers compute them. Exponentials are correctly rounded."""
+    """Ratios in float32, as in trainers. Exponentials are computed in float64 and rounded to float32."""
 
     @cached_property
     def policy(self) -> Any:
@@ -227,7 +227,7 @@ def _binary_kl(p: Any, q: Any) -> Any:
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    """Return the larger of two values per token [T], or NaN if either value is NaN."""
+    """Return the larger value per token [T], or NaN if either value is NaN."""
     return np.where((a > b) | np.isnan(a), a, b)
 
 
@@ -248,7 +248,7 @@ STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
         _binary_kl(r.reference_prob, r.policy_prob), _binary_kl(r.policy_prob, r.reference_prob)
     ),
 }
-"""Statistics per token that a gate can use instead of the ratio. Each of them supports the ARITHMETIC_LEVELS."""
+"""Name -> function of each per-token statistic that a gate can use instead of the ratio."""
 
 STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "ratio": lambda r: r.log_ratio_sum,
@@ -257,4 +257,4 @@ STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "k3": lambda r: r.k3_sum,
     "abs_log_ratio": lambda r: r.absolute_sum,
 }
-"""Sums of statistics per sequence that `Ratios` has computed anyway."""
+"""Name -> function of each statistic whose sum per sequence follows from sums that `Ratios` computes anyway."""

@@ -11,13 +11,13 @@ from typing import Any
 from mismatchctl.io.yaml import read_data
 
 MIN_LOG_PROB = -1e40
-"""Smaller values are not log-probs. The lowest float32, with which some frameworks mask tokens, is larger."""
+"""Lower limit of log-probs. It is below the lowest float32, with which some frameworks mask tokens."""
 POSITIVE_TOLERANCE = 1e-3
-"""A log-prob up to this far above zero counts as rounding. A larger value is not a log-prob."""
+"""Largest positive value that counts as a rounded log-prob. A larger value is not a log-prob."""
 
 
 class ColumnKind(Enum):
-    """The type of one cell in a dump with one row per sequence."""
+    """The type of a column, described for a dump with one row per sequence."""
 
     LOG_PROBS = "log-probs, one per token"
     MASK = "0/1 or true/false, one per token"
@@ -57,9 +57,9 @@ COLUMNS = tuple(
 )
 COLUMNS_BY_NAME: dict[str, DumpColumn] = {column.name: column for column in COLUMNS}
 VERSION_COLUMNS: tuple[str, ...] = ("rollout_version", "train_version")
-"""Columns of weight versions. If a version is given per token, the sequence gets the oldest."""
+"""Columns of weight versions. If tokens have versions, the sequence gets the oldest of them."""
 TURN_COLUMN = "turn"
-"""Column of turns, which is only read on request."""
+"""Column with the turn number of each token. It is only read on request."""
 REFERENCE_COLUMN = "reference_log_probs"
 """Column with log-probs of a third scorer, which is neither the rollout engine nor the trainer."""
 PARTIAL_COLUMNS: tuple[str, ...] = (
@@ -69,7 +69,7 @@ PARTIAL_COLUMNS: tuple[str, ...] = (
     *VERSION_COLUMNS,
     TURN_COLUMN,
 )
-"""Columns that may lack values for some sequences. Their metrics are measured on the other sequences."""
+"""Columns that may lack values for some sequences. A metric of such a column uses only the sequences with values."""
 LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED_COLUMNS, "sequence_id", "position")
 
 

@@ -1,4 +1,4 @@
-"""Pydantic models without NaN and infinity: such a value becomes null, and the field `status` contains the reason."""
+"""Pydantic models without NaN and infinity. A field with such a value becomes null, and `status` explains why."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPECTED_VALUES = {
     "bool": "takes true or false", "string": "takes text", "tuple": "takes a list", "list": "takes a list",
     "model": "takes keys and values", "dict": "takes keys and values", "missing": "is missing",
 }  # fmt: skip
-"""Pydantic error type -> the expected value."""
+"""Pydantic error type -> what the field expects."""
 _SIZE_LIMITS = {
     "string_too_short": "must not be empty", "string_too_long": "may have {max_length} characters at most",
     "too_long": "takes a list of {max_length}",
@@ -29,7 +29,7 @@ _SIZE_LIMITS = {
 
 
 def explain_error(error: ValidationError, model: type[BaseModel], most: int | None = None) -> str:
-    """Describe the validation errors of a model in one line. At most `most` errors are described."""
+    """Describe the validation errors of a model (at most the first `most` errors) in one line."""
     return "; ".join(_explain_problem(problem, model) for problem in error.errors()[:most])
 
 
@@ -80,11 +80,11 @@ def _format_value(value: Any) -> str:
 
 OVERFLOW_STATUS = "overflow: not a finite number"
 LARGEST_SUM = 1e300
-"""Value stored for a sum that overflowed. It is finite, and small enough for a few more operations."""
+"""Value stored for a sum that overflowed. A few more operations with it do not overflow."""
 
 
 def cap_sum(value: float) -> float:
-    """Limit a sum to +-LARGEST_SUM. An overflow can also give NaN, which becomes LARGEST_SUM."""
+    """Limit a sum to +-LARGEST_SUM. NaN, which an overflow can also give, becomes LARGEST_SUM."""
     return LARGEST_SUM if math.isnan(value) else float(min(max(value, -LARGEST_SUM), LARGEST_SUM))
 
 
@@ -97,7 +97,7 @@ _POWERS = np.array([float(10**power) for power in range(23)])
 
 
 def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
-    """Round finite values to at most 15 significant digits. If numpy may round wrongly, text formatting is used."""
+    """Round finite values to `digits` significant digits (at most 15), exactly as text formatting does."""
     size: NDArray[np.float64] = np.abs(values)
     with np.errstate(all="ignore"):
         power = digits - 1 - np.floor(np.log10(size))
@@ -114,7 +114,7 @@ def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.fl
 
 
 CappedSum = Annotated[float, BeforeValidator(cap_sum)]
-"""A required number. If it overflowed, it is limited to LARGEST_SUM."""
+"""Type of a required field with a sum. A sum that overflowed is limited to +-LARGEST_SUM."""
 
 
 def replace_nonfinite(data: Any) -> Any:
@@ -133,7 +133,7 @@ def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 class FiniteModel(BaseModel):
-    """A pydantic model whose optional fields become null if they are not finite. `status` contains the reason."""
+    """A pydantic model in which an optional NaN or infinite field becomes null. The field `status` explains why."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

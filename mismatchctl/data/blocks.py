@@ -1,4 +1,4 @@
-"""Decode parts of a file, and check the values. A row is a sequence (wide layout) or a token (long layout)."""
+"""Decode parts of a file, and check the values. The wide layout has one row per sequence, the long layout per token."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN = "response_mask", "current_log_p
 POSITION_COLUMN = "position"
 TRAIN_COLUMN = "train_log_probs"
 FLOAT_COLUMNS = (*REQUIRED_COLUMNS, CURRENT_COLUMN, ADVANTAGES_COLUMN)
-"""Per-token columns of a TokenBatch."""
+"""Columns with one float per token that become fields of a TokenBatch."""
 IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
-"""Key in `DecodedBlock.masked` for the number of tokens with train probability 0."""
+"""Key of `DecodedBlock.masked`. The value is the number of tokens with train probability 0."""
 
 
 @dataclass
@@ -85,20 +85,20 @@ class DecodedBlock:
 
     @cached_property
     def mask(self) -> Bools:
-        """Return flags of the valid tokens. Without a mask column, all tokens are valid."""
+        """Return a flag per token, True if the token is valid. Without a mask column, all tokens are valid."""
         if MASK_COLUMN not in self.tokens:
             return np.ones(self.offsets[-1], np.bool_)
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
     def extent(self, column: str) -> Extent:
-        """Return the smallest and the largest value of a float column, masked tokens included. If one is null: NaN."""
+        """Return the lowest and highest value of a float column, including masked tokens, or NaN if it has a null."""
         if column not in self._extents:
             array = self.tokens[column]
             self._extents[column] = (math.nan, math.nan) if array.null_count else compute_extent(to_numpy(array))
         return self._extents[column]
 
     def add_faults(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
-        """Record tokens with bad values. `bad` contains the indices of these tokens in ascending order."""
+        """Record a fault for the tokens with bad values. `bad` contains the ascending indices of these tokens."""
         sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
         first = int(bad[0] - self.offsets[sequences[0]])
         row = int(self.rows[sequences[0]])
@@ -196,7 +196,7 @@ _IMPOSSIBLE_NEAR = "\0impossible"
 
 
 def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: Bools) -> Ints:
-    """Return `TokenBatch.impossible_near`. The mask `before` includes impossible tokens, `left` does not."""
+    """Compute `TokenBatch.impossible_near`. Impossible tokens are True in the mask `before`, False in `left`."""
     index = np.arange(len(left)) if before is None else np.flatnonzero(before)
     place = to_numpy(block.tokens[POSITION_COLUMN])[index] if POSITION_COLUMN in block.tokens else index
     sequence = np.searchsorted(block.offsets, index, side="right") - 1
@@ -209,7 +209,7 @@ def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: B
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
-    """Return the values of a float column in the valid tokens. Record values that cannot be log-probs as faults."""
+    """Return the values of a float column at the valid tokens. If a value cannot be a log-prob, record a fault."""
     array = block.tokens[column]
     missing, values = find_nulls(array), to_numpy(array)
     if not np.issubdtype(values.dtype, np.floating):
@@ -262,7 +262,7 @@ def _note_faults(
 def token_values(array: pa.Array) -> NDArray[Any] | None:
     """Return the values of a column [T], or [T, K] if each token has a list of K values. A null becomes NaN.
 
-    Return `None` if the lists are empty or differ in length.
+    If the lists are empty or have different lengths, return None.
     """
     if not is_list(array.type):
         values, missing = to_numpy(array), find_nulls(array)
@@ -373,7 +373,7 @@ PIECE_TOKENS = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(TokenBatch):
-    """Sequences with all of their tokens, including masked tokens. A null is read as NaN."""
+    """Sequences with all tokens, including masked tokens. A null in the file becomes NaN."""
 
     mask: Bools
     extents: Mapping[str, Extent] = field(default_factory=dict)  # bounds of all rollout and train values, if known
@@ -417,14 +417,14 @@ class Rows(TokenBatch):
 
 TOKEN_IDS_COLUMN = "token_ids"
 BATCH_TOKENS = 1 << 21
-"""Approximate tokens per batch. Larger row groups are decoded in several pieces."""
+"""Approximate number of tokens per batch. A larger row group is decoded in several pieces."""
 _COMPARED_ROWS = 64
 BATCH_ROWS = 1 << 16
-"""Maximum number of sequences per batch. Each sequence takes about 500 bytes, even without tokens."""
+"""Maximum number of sequences per batch. A sequence takes about 500 bytes of memory even if it has no tokens."""
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
-    """Decode a part of a file in which a row is a sequence. A large part is decoded in pieces."""
+    """Decode a part of a file with one row per sequence. A large part is decoded in pieces."""
     rows = None
     if unit.tokens > BATCH_TOKENS * 3 // 2 or unit.rows > BATCH_ROWS:
         rows = max(1, min(unit.rows * BATCH_TOKENS // max(unit.tokens, 1), BATCH_ROWS))
@@ -462,7 +462,7 @@ def _count_values(column: pa.ChunkedArray) -> int:
 def _build_wide_block(
     file: DumpFile, table: pa.Table, rows: Ints, columns: Collection[str], watched: Collection[str]
 ) -> DecodedBlock:
-    """Build a block from the rows whose lists have equal lengths. Record the other rows as faults."""
+    """Build a block from the rows in which all lists have the same length. Record the other rows as faults."""
     arrays = {column: to_plain_array(table.column(file.columns[column])) for column in (*columns, *watched)}
     every = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
     values = {column: array for column, array in arrays.items() if column not in every}
@@ -524,7 +524,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the values of a column that is not checked. Lists of a wrong length become nulls, if others fit."""
+    """Return the values of an unchecked column. If some lists have the right length, the other lists become nulls."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)
@@ -536,7 +536,7 @@ def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths:
 
 
 def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: Ints) -> Iterator[Fault]:
-    """Yield faults for null lists, and for lists that are not as long as the list in the first required column."""
+    """Yield faults for null lists, and for lists that are not as long as the row's list of rollout log-probs."""
     reference = lists[REQUIRED_COLUMNS[0]]
     for column, mine in lists.items():
         if mine.null is not None:
@@ -560,7 +560,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file in which a row is a token. `broken` are sequences whose rows are in several places."""
+    """Decode a part of a file with one row per token. `broken` maps first rows of split sequences to problems."""
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()

@@ -1,4 +1,4 @@
-"""Match the columns of a dump's files with the schema, check that the files agree, and divide them into parts."""
+"""Match columns of files with the schema, compare their types between files, and divide the files into parts."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
 
 STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
-"""A wrong type of these columns or of a per-token column is an error. Other columns of a wrong type are ignored."""
+"""If one of these columns or a per-token column has a wrong type, raise an error. Other such columns are ignored."""
 
 _PARALLEL_REQUESTS = 16
 
 
 @dataclass(frozen=True)
 class FileFooter:
-    """The metadata of a file, before its columns are matched with the schema."""
+    """The metadata of a file whose columns are not matched with the schema yet."""
 
     found: UnopenedFile
     size: int
@@ -68,7 +68,7 @@ class FileFooter:
     types: Mapping[str, pa.DataType] = field(repr=False)
 
     def is_all_null(self, column: str) -> bool:
-        """Return True if all values of a column are null. Such a column counts as missing."""
+        """Return True if all values of a column are null. Then the column counts as missing."""
         location = self.found.location
         with explain_failures(self.found.path, location, "cannot be read"):
             return self.contents.is_all_null(find_store(location).open(location), column)
@@ -112,7 +112,7 @@ class DumpFile:
 
 @dataclass(frozen=True)
 class ReadUnit:
-    """A part of a file that can be read independently: row groups, or whole sequences if a row is a token."""
+    """A part of a file that can be read independently: row groups (wide layout) or whole sequences (long layout)."""
 
     index: int
     file: DumpFile
@@ -219,7 +219,7 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Settings for matching columns: names from `--column`, frameworks' names (`aliases`), and columns for `--by`."""
+    """The names by which columns are found: `--column` (`rename`), names used by frameworks (`aliases`), and `--by`."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -329,7 +329,7 @@ ALWAYS_READ_COLUMNS = (
 
 @dataclass
 class Catalog:
-    """The usable files of a dump. With `skip`, `problems` contains the other files. Without it, they raise an error."""
+    """The usable files of a dump. An unusable file is recorded in `problems` if `skip` is True, else it is an error."""
 
     skip: bool
     files: list[DumpFile] = field(default_factory=list)
@@ -431,7 +431,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
 
 
 def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
-    """Check that a column has one type in all files of a run. Else raise an error, or leave out the unusual files."""
+    """Reject each file in which a used column has a different type than in most files of its run."""
     remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
@@ -467,16 +467,16 @@ def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
 
 
 SEQUENCE_KEYS = ("sequence_id", "step", "run")
-"""Columns that identify a sequence. A new sequence begins if one of these columns changes."""
+"""Columns that identify a sequence. In the long layout, a new sequence begins where one of them changes."""
 
 _PIECE_ROWS = 1 << 21
 UNIT_TOKENS = 3 << 20
-"""Adjacent row groups are read together up to this number of tokens, because each part has a fixed cost."""
+"""Adjacent row groups are read together if they have at most this number of tokens in total, which saves time."""
 
 
 @dataclass(frozen=True)
 class _Survey:
-    """First row and keys of each sequence. `cuttable` is False if no part may begin with the sequence."""
+    """First row and keys of each sequence. A ReadUnit may only begin with a sequence that is `cuttable`."""
 
     starts: Ints
     keys: pa.Table
@@ -484,11 +484,11 @@ class _Survey:
 
 
 SplitSequences = Mapping[int, Mapping[int, str]]
-"""File index -> first row -> problem, for sequences whose rows are in several places."""
+"""File index -> first row -> problem, for sequences whose rows are not adjacent or are in several files."""
 
 
 def plan_units(catalog: Catalog) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
-    """Divide the files into parts that can be read independently. Unreadable files are removed from `catalog`."""
+    """Divide the files into parts that can be read independently. Remove unreadable files from `catalog`."""
     surveyed: list[tuple[DumpFile, _Survey | None]] = []
     for file in catalog.files:
         try:
@@ -618,7 +618,7 @@ def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
 def _find_scattered_sequences(
     tables: Sequence[pa.Table], paths: Mapping[int, str]
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Yield (file, row, problem, remedy) for each piece of a sequence whose rows are in several places."""
+    """Yield (file, row, problem, remedy) for each piece of a sequence that is split into several pieces."""
     if not tables:
         return
     import pyarrow.compute as pc

@@ -1,4 +1,4 @@
-"""Convert files to one Parquet dump, add columns of other files, and join a rollout file with a train file."""
+"""Convert files to one Parquet dump, add columns from other files, and join a rollout file with a train file."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ Key = tuple[str | None, ...]
 
 
 class JoinedColumns:
-    """Columns of other files, which are added to the sequences with the same id (`convert --join`)."""
+    """Columns from other files. `convert --join` adds them to the sequences with the same id."""
 
     def __init__(self, place: Path) -> None:
-        """Read the files at `place`. If two columns have the same meaning, the canonical name takes precedence."""
+        """Read the files at `place`. If two columns have the same meaning, use the column with the canonical name."""
         self._place = place
         self._rows: dict[tuple[str, ...], dict[Key, int]] = {}
         self.found = 0
@@ -149,7 +149,7 @@ def _index_rows(columns: Sequence[Sequence[Any]], path: Path, remedy: str) -> di
 
 
 _CHECKED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
-"""Columns whose lists must have equal lengths, because every analysis reads them."""
+"""Columns whose lists must have the same length in each row, because every analysis reads them."""
 _REMEDY = "correct the dump; `mismatchctl analyze --on-bad skip` leaves such rows out"
 
 
@@ -158,7 +158,7 @@ def open_parquet_dump(place: str) -> Dump:
 
 
 def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most `rows` rows with all columns of a file and its Hive values, under canonical names."""
+    """Yield batches of at most `rows` rows. They contain all columns and Hive values of the file, by canonical name."""
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
@@ -195,7 +195,7 @@ def _remove_nulls(batch: pa.RecordBatch, file: DumpFile) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """Statistics of a conversion."""
+    """The counts of a conversion, and the files that were left out."""
 
     rows: int
     tokens: int
@@ -271,11 +271,11 @@ def _count_tokens(batch: pa.RecordBatch) -> int:
 IDS = ("sequence_id", "id", "request_id", "custom_id")
 """Possible names of the column with the sequence ids."""
 _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
-"""Names of log-probs without a side. The side depends on the option, `--rollout` or `--train`."""
+"""Names of log-probs in either file. `--rollout` and `--train` say whose log-probs a file contains."""
 
 
 class PairedTable(NamedTuple):
-    """The joined table of a rollout file and a train file."""
+    """A table joined from a rollout file and a train file, and notes about it."""
 
     table: pa.Table
     notes: tuple[str, ...]
@@ -316,7 +316,7 @@ def _named(keys: Sequence[Key]) -> str:
 
 @dataclass(frozen=True)
 class _Side:
-    """The rollout file or the train file. `sources` are the columns that may contain the file's log-probs."""
+    """The rollout file or the train file. Its log-probs are in one of the columns `sources`."""
 
     path: Path
     canonical: str
@@ -376,7 +376,7 @@ def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
 
 
 def _names(table: pa.Table, canonical: str) -> list[str]:
-    """Return the columns that may contain the log-probs named `canonical`, the most likely first."""
+    """Return the names of columns that may contain the log-probs `canonical`. The most likely name comes first."""
     known = [name for name in table.schema.names if canonical_name(name) == canonical]
     return [name for name in dict.fromkeys((canonical, *known, *_GENERIC)) if name in table.schema.names]
 
@@ -395,7 +395,7 @@ def _find_log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -
 
 
 _Window = tuple[str, list[Any], slice]
-"""(name of a log-prob column, its values for the response, position of these values in the row)."""
+"""(name of a log-prob column, its values for the response, slice of the row with these values)."""
 
 
 @dataclass(frozen=True)
@@ -419,7 +419,7 @@ class _Row:
         return DataError(problem, file=str(self.side.path), row=self.number, column=column, remedy=remedy)
 
     def windows(self) -> list[_Window]:
-        """Return candidates for the response: the values inside the mask, all values, and the values before padding."""
+        """Return possible responses of a row: values inside the mask, all values, and values before the padding."""
         found: list[_Window] = []
         for name in self.side.sources:
             values = self.get(name)
@@ -451,7 +451,7 @@ def _span(flags: Sequence[Any]) -> slice:
 
 
 def _join(rollout: _Row, train: _Row) -> tuple[dict[str, Any], bool]:
-    """Join two rows. Also return True if both rows have token ids and these ids differ."""
+    """Join two rows. Also return True if their token ids differ."""
     sides = list(zip((rollout, train), _match_windows(rollout.windows(), train.windows()), strict=True))
     row: dict[str, Any] = {}
     tokens = []

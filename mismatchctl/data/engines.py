@@ -30,16 +30,15 @@ from mismatchctl.io import __version__
 from mismatchctl.io.process import container_bytes, ordered_map, system_bytes
 
 SHARD_TOKENS = 1 << 24
-"""Approximate tokens per shard. Large files become several shards, so that sums of few steps are in memory at a time.
-"""
+"""Approximate tokens per shard. A large file is divided into shards, so that few steps are in memory at a time."""
 TOKENS_PER_SEQUENCE = 16
-"""The sums of a sequence take as much memory as this number of tokens."""
+"""A sequence's sums take as much memory as this number of tokens."""
 
 
 Work = Callable[[Dump, ReadUnit], Any]
-"""A function that processes one part of a dump and can be pickled. The results are merged in the order of the parts."""
+"""A picklable function that processes one part of a dump. Its results are merged in the order of the parts."""
 Shard = tuple[ReadUnit, ...]
-"""Adjacent parts of one file."""
+"""Adjacent parts of one file, which are processed together."""
 
 
 class Engine(Protocol):
@@ -50,7 +49,7 @@ class Engine(Protocol):
 
 
 def list_shards(dump: Dump) -> Iterator[Shard]:
-    """Group the parts of each file into shards. The shards of a file do not depend on other files."""
+    """Group the parts of each file into shards. The division of a file does not depend on other files."""
     for _, own in groupby(dump.units, key=lambda unit: unit.file.index):
         units: list[ReadUnit] = []
         total = 0
@@ -64,7 +63,7 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
 
 
 PROCESS_BYTES = 450_000_000
-"""Memory of the process before data is read: the interpreter, libraries, and sums of unfinished steps."""
+"""Memory that does not depend on the part being read: interpreter, libraries, and sums of unfinished steps."""
 BYTES_PER_TOKEN = 90
 """Peak memory per token while a part of the dump is read, in bytes."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
@@ -78,7 +77,7 @@ def parse_size(text: str) -> int:
 
 
 def estimate_unit_bytes(unit: ReadUnit) -> int:
-    """Estimate the memory for reading a part. A large part is decoded in pieces, so the estimate has an upper limit."""
+    """Estimate the memory for reading a part. It has an upper limit, because a large part is decoded in pieces."""
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
 
 
@@ -127,7 +126,7 @@ class LocalEngine:
 
 @dataclass
 class IncrementalEngine:
-    """Processes a growing dump again and again. The results of unchanged files are kept in memory."""
+    """Processes a growing dump repeatedly. Results are kept in memory, so that only new and changed parts are read."""
 
     engine: Engine
     _parts: dict[bytes, bytes] = field(default_factory=dict)
@@ -149,7 +148,7 @@ class IncrementalEngine:
 RETRIES = 5
 """Number of times a shard is retried if its worker or node was lost."""
 _SHARDS_AHEAD = 3
-"""Number of submitted shards per processor. Finished shards whose results wait for earlier shards are included."""
+"""Maximum number of shards per processor that are submitted but not merged yet."""
 
 _CONNECT_SECONDS = 10.0
 
@@ -180,7 +179,7 @@ class RayEngine:
 
 @contextlib.contextmanager
 def _connect(address: str | None) -> Iterator[Any]:
-    """Connect to Ray unless this process is connected already. Ray's messages on stdout go to stderr."""
+    """Connect to Ray unless this process is already connected. Redirect Ray's messages from stdout to stderr."""
     try:
         import ray
     except ImportError:

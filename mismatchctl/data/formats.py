@@ -1,4 +1,4 @@
-"""Read Parquet files, Arrow files and tables in memory: their metadata, and columns as Arrow or numpy arrays."""
+"""Read metadata and columns of Parquet files, Arrow files and tables in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", 
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the stored values of an extension or dictionary type. Other types are returned unchanged."""
+    """Return the type of the values that an extension or dictionary type stores. Other types are returned unchanged."""
     while isinstance(kind, (pa.BaseExtensionType, pa.DictionaryType)):
         kind = kind.value_type if isinstance(kind, pa.DictionaryType) else kind.storage_type
     return kind
@@ -65,7 +65,7 @@ def _integers_to_text(cell: Any) -> Any:
 
 
 def classify(kind: pa.DataType) -> tuple[int, str]:
-    """Return the number of nested lists, and the kind of the values in them: a key of `VALUE_KINDS` or a type name."""
+    """Return how deeply lists are nested (0: no list), and the kind of values (key of `VALUE_KINDS` or type name)."""
     depth, kind = 0, plain_type(kind)
     while is_list(kind):
         depth, kind = depth + 1, plain_type(kind.value_type)
@@ -73,7 +73,7 @@ def classify(kind: pa.DataType) -> tuple[int, str]:
 
 
 def describe_type(kind: pa.DataType) -> str:
-    """Describe the values of a type. Two columns are compatible if their descriptions are equal."""
+    """Describe the values of a type in words. Two columns are compatible if their descriptions are equal."""
     depth, values = classify(kind)
     return "lists of " * depth + (NUMBER_TYPE if values in _NUMBERS else values)
 
@@ -90,7 +90,7 @@ _EXPECTED: dict[ColumnKind, tuple[str, int, tuple[str, ...]]] = {
     ColumnKind.NUMBER: ("numbers", 0, (*_NUMBERS, FLAG_TYPE)),
     ColumnKind.ID: ("integers or strings", 0, ()),
 }
-"""Kind of column -> (expected element, number of nested lists in it, kinds of values). Ids can have any flat type."""
+"""Kind of column -> (expected element in words, list levels in it, allowed kinds of values; none: any flat type)."""
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
@@ -112,11 +112,11 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 _LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
-"""Length in bytes above which a string is shortened, and the bytes kept at each end."""
+"""Length in bytes from which on a string is shortened, and number of bytes that are kept at each end."""
 
 
 def _shorten_texts(array: pa.Array) -> pa.Array:
-    """Replace the middle of long strings by a hash, because all rows of a small file may refer to one huge string."""
+    """Replace the middle of long strings by a hash, which saves memory if many rows share one huge string."""
     import pyarrow.compute as pc
 
     if not len(array) or (pc.max(pc.binary_length(array)).as_py() or 0) < _LONG_TEXT:
@@ -135,7 +135,7 @@ def _shorten_texts(array: pa.Array) -> pa.Array:
 
 
 def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Convert a column to one array without dictionary encoding, extension type and very long strings."""
+    """Convert a column to one array: decode dictionaries, remove the extension type, and shorten long strings."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):
@@ -152,7 +152,7 @@ def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True)
 class ListColumn:
-    """A list column. The list in row i is `values[starts[i] : starts[i] + lengths[i]]`, and a null list is empty."""
+    """A list column. Row i contains `values[starts[i] : starts[i] + lengths[i]]`. A null list has the length 0."""
 
     values: pa.Array
     starts: Ints
@@ -187,7 +187,7 @@ class ListColumn:
         return np.zeros(len(self.lengths), np.bool_) if self.null is None else self.null
 
     def flat(self, keep: Bools | None) -> pa.Array:
-        """Concatenate the lists of the rows in `keep` (`None`: all rows). Adjacent rows are not copied."""
+        """Concatenate the lists of the rows in `keep` (None: all rows), without a copy if the lists are adjacent."""
         starts = self.starts if keep is None else self.starts[keep]
         lengths = self.lengths if keep is None else self.lengths[keep]
         ends = starts + lengths
@@ -207,7 +207,7 @@ def find_nulls(array: pa.Array) -> Bools | None:
 
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:
-    """Convert numbers or flags to numpy, without a copy if possible. A null gets an arbitrary value."""
+    """Convert numbers or flags to numpy, without a copy if possible. A null becomes 0 or False."""
     if array.null_count:
         array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
     if pa.types.is_decimal(array.type):
@@ -238,7 +238,7 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Restore ids that were stored as floats: 3.0 becomes 3, NaN becomes `None`, 3.5 becomes "3.5" (step: 3.5)."""
+    """Restore ids that were stored as floats: 3.0 becomes 3, NaN becomes None, 3.5 becomes "3.5" (a step stays 3.5)."""
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
     if are_whole.all():
@@ -254,7 +254,7 @@ def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
 
 
 def to_positions(array: pa.Array) -> pa.Array:
-    """Convert positions to int64. Nulls and fractions become null."""
+    """Convert positions to int64. Nulls and numbers that are not whole become null."""
     if pa.types.is_boolean(array.type):
         return array.cast(pa.int8()).cast(pa.int64())
     missing, values = find_nulls(array), to_numpy(array)
@@ -273,7 +273,7 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Convert values to strings, but keep flags. In strings, bytes that are not UTF-8 are escaped."""
+    """Convert values to strings, in which bytes that are not UTF-8 are escaped. Flags and nulls are kept."""
     kind = plain_type(array.type)
     is_fixed = pa.types.is_fixed_size_binary(kind)
     if describe_type(kind) == TEXT_TYPE or describe_type(kind).endswith("binary") or is_fixed:
@@ -312,7 +312,7 @@ _SAMPLE_ROWS = 256
 
 @dataclass(frozen=True)
 class FileContents(ABC):
-    """Metadata of a file. It is read before the columns, and it can be sent to other processes."""
+    """Metadata of a file, which is read before the columns and can be sent to other processes."""
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]
@@ -321,7 +321,7 @@ class FileContents(ABC):
 
     @abstractmethod
     def elements(self, group: int, column: str) -> int:
-        """Return the approximate number of values of a column in a row group."""
+        """Return about how many values a column has in a row group."""
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
         import pyarrow.compute as pc
@@ -337,7 +337,7 @@ class FileContents(ABC):
             return [None] * len(self.rows)  # decoding will report the error
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """Return True if a column contains only nulls and empty lists. `opening` opens the file."""
+        """Return True if a column contains only nulls and empty lists. Use `opening` to open the file."""
         filled = [group for group, rows in enumerate(self.rows) if rows]
         try:
             with opening as file:
@@ -351,12 +351,12 @@ class FileContents(ABC):
 
     @abstractmethod
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
-        """Decode columns of some row groups. Yield one table, or one table per row group."""
+        """Decode columns of some row groups. Yield one table for all of them, or one table per row group."""
 
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode columns of some row groups. Yield one table, or tables of at most `rows` rows."""
+        """Decode columns of some row groups. Yield one table if `rows` is None, else tables of at most `rows` rows."""
         tables = self.read_groups(file, groups, columns)
         if rows is None:
             yield pa.concat_tables(tables)
@@ -376,7 +376,7 @@ _SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
 
 @dataclass(frozen=True)
 class ArrowMessage:
-    """The position of an Arrow message. If it is a record batch: also its rows and the lengths of its arrays."""
+    """The position of an Arrow message. For a record batch, also the number of rows and the lengths of the arrays."""
 
     kind: int
     start: int
@@ -387,7 +387,7 @@ class ArrowMessage:
 
 @dataclass(frozen=True)
 class ArrowContents(FileContents):
-    """Metadata of an Arrow file or stream. A row group is a record batch."""
+    """Metadata of an Arrow file or stream. Each record batch counts as a row group."""
 
     stream: bool
     batches: tuple[ArrowMessage, ...] = field(repr=False)
@@ -435,7 +435,7 @@ class ArrowContents(FileContents):
         return None
 
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
-        """Decode record batches. Only the named columns are read, and the offsets of lists are verified."""
+        """Decode the named columns of record batches. Verify that the offsets of lists are valid."""
         fields = [self.schema.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         reader = None if self.stream else pa.ipc.open_file(file, options=options)
@@ -454,7 +454,7 @@ class ArrowContents(FileContents):
 
 
 GROUP_VALUES = 1 << 20
-"""Number of values of the longest column per row group of an in-memory table. Row groups are read in parallel."""
+"""Maximum number of values of a column per row group of a table in memory. Row groups are read in parallel."""
 
 
 _COLUMNS_IN_FILE = b"mismatchctl.columns"
@@ -642,7 +642,7 @@ class ParquetContents(FileContents):
         return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Describe a column with too much text, or with too many values per row or per byte of the file."""
+        """Describe the first column with too much text, or with too many values for its rows or bytes."""
         for group in groups:
             row_group = self.footer.row_group(group)
             for name in columns:
@@ -686,7 +686,7 @@ class ParquetContents(FileContents):
         yield table.select(columns) if lists else table
 
     def _open(self, file: pa.NativeFile, columns: list[str], buffer_size: int = 0) -> pq.ParquetFile:
-        """Open a file so that checksums are verified. Strings stay dictionary-encoded, which saves memory."""
+        """Open a file so that pyarrow verifies checksums and keeps strings dictionary-encoded, which saves memory."""
         return pq.ParquetFile(
             file,
             metadata=self.footer,
@@ -697,7 +697,7 @@ class ParquetContents(FileContents):
         )
 
     def _leaf(self, column: str) -> int | None:
-        """Return the index of a column's first leaf, or None. In Parquet, statistics belong to leaves."""
+        """Return the index of a column's first Parquet leaf, or None. Statistics are stored per leaf."""
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path
             if path == column or path.startswith(f"{column}."):
@@ -730,7 +730,7 @@ SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
 
 
 def is_dump_file(path: str, store: Store) -> bool:
-    """Return True if a file has the suffix or the first bytes of a dump. Files of Spark and Ray can lack a suffix."""
+    """Return True if a file's suffix or first bytes are those of Parquet or Arrow. Spark and Ray can omit suffixes."""
     return path.lower().endswith(SUFFIXES) or store.read_start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
 
 

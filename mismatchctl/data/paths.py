@@ -27,10 +27,10 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIVE_PATTERN = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
 _STEP_WORDS = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "update", "rollout", "batch", "epoch"})
 _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "chunk", "train"})
-"""Files whose names differ in a number after one of these words are one run."""
+"""Files belong to one run if their names differ only in a number that follows one of these words."""
 _RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
 _MANY = 8
-"""This many files that differ only in a number are one run, unless the number follows a word such as `seed`."""
+"""At least this number of files whose names differ only in a number are one run, except after words such as `seed`."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 
@@ -39,7 +39,7 @@ DumpSource = str | MemoryTable
 
 @dataclass(frozen=True)
 class UnopenedFile:
-    """One file of a run that has not been opened."""
+    """A file of a run before it is opened."""
 
     location: str
     path: str
@@ -53,7 +53,7 @@ class UnopenedFile:
 
 @dataclass(frozen=True)
 class _PathArgument:
-    """The files of one run. The run's name is the end of `parts`, or of `exact` if another run has the same `parts`."""
+    """The files of one run. The run's name is the end of `parts`, or of `exact` if another run has equal `parts`."""
 
     shown: str
     files: tuple[str, ...]
@@ -64,7 +64,7 @@ class _PathArgument:
 
     @classmethod
     def of(cls, shown: str, files: Iterable[str], named: str | None = None, foreign: bool = False) -> _PathArgument:
-        """Build a run whose name is made from the path `named`. By default, the name is made from `shown`."""
+        """Build a run that is named after the path `named`, by default after the path `shown`."""
         exact, ordered = _path_parts(shown), tuple(sorted(files, key=natural_key))
         return cls(shown, ordered, exact if named is None else _path_parts(named), exact, foreign)
 
@@ -78,7 +78,7 @@ _skipped_locations: ContextVar[frozenset[str]] = ContextVar("_passed_over", defa
 
 @contextlib.contextmanager
 def skip_locations(locations: Iterable[str]) -> Iterator[None]:
-    """Ignore these files inside the `with` block, because they are still being written."""
+    """Ignore files that are still being written, inside a `with` block."""
     token = _skipped_locations.set(frozenset(locations))
     try:
         yield
@@ -87,7 +87,7 @@ def skip_locations(locations: Iterable[str]) -> Iterator[None]:
 
 
 def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], list[str]]:
-    """Find the files of the path arguments, with runs and files in natural order. Also return warnings."""
+    """Find the files of the path arguments. Return them in natural order of runs and file names, and warnings."""
     arguments, warnings = _list_arguments(paths)
     names = _find_run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))
@@ -113,11 +113,11 @@ _LOG_PROB_LISTS = re.compile(
 )
 _PACKED_NAME = re.compile(rb"\.(parquet|pq|arrow|feather|ipc|jsonl|ndjson)", re.IGNORECASE)
 _MOST_LISTED = 20_000
-"""Maximum number of files in a folder whose names are checked, so that a large tree costs little."""
+"""Maximum number of files that `find_unread_files` checks, so that a large folder costs little time."""
 
 
 def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]) -> tuple[list[str], list[str]]:
-    """Find files in the given folders that contain dump data but are not read. Also return notes about them."""
+    """Find files in the given folders that look like dumps but are not read. Also return notes about them."""
     read = {os.path.realpath(file.location) for file in found if file.location}
     skipped = {os.path.realpath(place) for place in _skipped_locations.get()}
     folders = sorted({path for path in map(str, paths) if os.path.isdir(path)})
@@ -186,7 +186,7 @@ def _is_unread_dump(path: str) -> bool:
 
 
 def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument], list[str]]:
-    """Return one argument per run, and notes. A path that is given twice is read once."""
+    """Return the files of each run, and notes. If a path is given twice, its files are returned once."""
     known: dict[str, _PathArgument] = {}
     paths, strangers = set(), []
     for source in sources:
@@ -281,7 +281,7 @@ def _folder_argument(path: str) -> _PathArgument:
 
 
 def _list_foreign_files(path: str) -> tuple[str, ...]:
-    """Return the files below a path that are not dumps, but whose names fit a framework or another format."""
+    """Return the files below a path that need an importer: files of frameworks, or tables in other formats."""
     if find_store(path).remote:
         return ()
     return tuple(os.path.normpath(file) for file in find_candidates(Path(path)) or table_files(Path(path)))
@@ -297,7 +297,7 @@ def _is_dump_path(path: str, store: Store) -> bool:
 
 
 def _list_files(path: str) -> list[str]:
-    """Return the dump files and broken links below a folder. Leave out the cache files of the library `datasets`."""
+    """Return the dump files and broken links below a folder, without cache files of the library `datasets`."""
     store = find_store(path)
     dumps = (file for file in store.walk(path) if file.lower().endswith(SUFFIXES) and not is_rollout_only(file))
     found = [
@@ -314,7 +314,7 @@ def _is_cache(name: str) -> bool:
 
 
 def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
-    """Expand a glob. Matching files and Hive folders (`step=*`) are one run. Any other folder is its own run."""
+    """Expand a glob. Matching files or Hive folders (`step=*`) together are one run. Each other folder is one run."""
     store = find_store(pattern)
     found, hidden = store.glob(pattern), os.path.basename(pattern).startswith("_")
     matches = [path for path in sorted(found, key=natural_key) if hidden or not os.path.basename(path).startswith("_")]
@@ -387,7 +387,7 @@ def _find_run_names(arguments: Sequence[_PathArgument]) -> list[str]:
 
 
 def _hive_values(path: str) -> dict[str, str | None]:
-    """Return the keys and values of the `key=value` folders in the path of a file."""
+    """Return key -> value for each `key=value` folder in the path of a file."""
     matches = (_HIVE_PATTERN.fullmatch(name) for name in path.split(os.sep)[:-1])
     pairs = {match[1]: unquote(match[2]) for match in matches if match}
     return {key: None if value == HIVE_NULL else value for key, value in pairs.items()}

@@ -1,4 +1,4 @@
-"""Problems in the data: bad values, patterns that all bad rows have in common, and counts of skipped data."""
+"""Problems in the data: bad values, patterns that are the same in all bad rows, and counts of skipped data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Fault:
     pattern: tuple[str, str] | None = None  # (what all these rows have in common, remedy), if known
 
     def error(self, path: str, name: str) -> DataError:
-        """Return an error about the first bad row. `name` is the column's name in the file."""
+        """Build an error about the first bad row. `name` is the name of the column in the file."""
         return DataError(self.problem, file=path, row=self.row, column=self._shown(name), remedy=self.remedy)
 
     def _shown(self, name: str) -> str:
@@ -52,7 +52,7 @@ class Fault:
     def column_error(
         self, path: str, name: str, rows: int, extent: tuple[float, float], count: Callable[[], int]
     ) -> DataError:
-        """Return an error about the column if all its `rows` rows have the fault, else about the first row."""
+        """Build an error about the column if all rows of the file have the fault, else about the first bad row."""
         found = self.pattern or self._describe_all(rows, *extent)
         if rows < _FEWEST_ROWS or found is None or count() < rows:
             return self.error(path, name)
@@ -83,9 +83,9 @@ class Fault:
 
 
 _FEWEST_ROWS = 2
-"""If at least this number of rows all have a fault, the error describes the column instead of a row."""
+"""Number of rows from which on an error can describe a whole column instead of a row."""
 EXAMPLE_ROWS = 32
-"""Maximum number of rows with lists of different lengths whose values are kept as examples."""
+"""Maximum number of rows with unequal lists that are kept as examples."""
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
 _ENDS = {
     "last": "the lists agree from the start, so the extra elements are at the end",
@@ -95,7 +95,7 @@ _ENDS = {
 
 
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
-    """Return which elements of the longer lists are extra: "first", "last", "every second", or "" if unclear."""
+    """Return which elements the longer lists have in addition: "first", "last", "every second", or "" if unclear."""
     votes: Counter[str] = Counter()
     pairs = list(pairs)
     for pair in pairs:
@@ -116,7 +116,7 @@ def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str
 def describe_lengths(
     column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """Return a description and a remedy if the lengths differ by the same number (`apart`) in all rows."""
+    """Return a description and a remedy if the difference of the lengths (`apart`) is equal in all rows, else None."""
     if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
         return None
     count = abs(int(apart[0]))
@@ -132,7 +132,7 @@ def describe_lengths(
 
 @dataclass(frozen=True)
 class UnequalRow:
-    """A row whose lists differ in length: the length of each column, and the log-probs as an example."""
+    """A row whose lists have different lengths: the length of each list, and the log-probs as an example."""
 
     file: int
     row: int
@@ -142,7 +142,7 @@ class UnequalRow:
 
     @property
     def odd_column(self) -> str:
-        """Return the column whose length differs from the length of all others, or "" if there is no such column."""
+        """Return the only column whose list has another length than most lists, or "" if there is not exactly one."""
         common, _ = Counter(list(self.lengths.values())[::-1]).most_common(1)[0]
         odd = [column for column, length in self.lengths.items() if length != common]
         return odd[0] if len(odd) == 1 else ""
@@ -171,7 +171,7 @@ class LengthMismatch:
         return f"in row {one.row:,}, {name} has {one.lengths[name]:,} elements and the other lists have {others:,}"
 
     def pattern(self) -> str:
-        """Describe how the lengths of rollout and train log-probs are related in all examples, or return ""."""
+        """Describe a relation of the lengths of rollout and train log-probs that fits all examples, or return ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""
@@ -196,7 +196,7 @@ class LengthMismatch:
         return ""
 
     def overlap(self) -> str:
-        """Describe which elements rollout and train log-probs share, such as the first ones. "" if unknown."""
+        """Describe which elements of rollout and train log-probs agree, such as those at the start, or return ""."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
 
 
@@ -210,7 +210,7 @@ class ProblemExample(NamedTuple):
 
 @dataclass
 class Problems:
-    """Counts of the data that `--on-bad skip` or `mask` left out. Each thread counts in its own object."""
+    """Counts of the data left out by `--on-bad skip` or `--on-bad mask`. Each thread counts in its own object."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by (path, reason), some several times
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first example by (path, reason)
@@ -227,7 +227,7 @@ class Problems:
         return self.skipped.total()
 
     def add(self, path: str, faults: Iterable[Fault], tokens: int = 0) -> None:
-        """Count the faulty sequences of a block, and `tokens`, the number of tokens in these sequences."""
+        """Add the faulty sequences of a block to the counts. They contain `tokens` tokens."""
         rows: set[int] = set()
         for fault in faults:
             rows.update(fault.sequences.tolist())

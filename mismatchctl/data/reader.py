@@ -1,4 +1,4 @@
-"""Open dumps, plan the parts to read, yield the batches of each part, and check files."""
+"""Open dumps, divide them into parts, yield the batches of each part, and check files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from mismatchctl.io.stores import escape_unprintable
 BadDataPolicy = Literal["error", "skip", "mask"]
 
 _TOKEN_FIELDS = frozenset({*REQUIRED_COLUMNS, MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN})
-"""Per-token columns that are fields of a TokenBatch, and the mask."""
+"""Per-token columns that become fields of a TokenBatch, and the mask column."""
 _MAX_RECOUNTED_TOKENS = 1 << 26
 
 
@@ -64,12 +64,12 @@ def open_dump(
     watched: Collection[str] = (),
     on_bad: BadDataPolicy = "error",
 ) -> Dump:
-    """Open the files of a dump and divide them into parts. `Dump.read` decodes tokens later.
+    """Open the files of a dump and divide them into parts. Tokens are decoded later, in `Dump.read`.
 
     `rename` maps canonical names to column names in the files. `aliases` maps names of frameworks to canonical names.
-    `wanted` are optional columns that the caller uses. `watched` are further columns for `Rows`, and their values are
-    not checked. If data is bad, "error" raises an error, "skip" leaves it out and counts it, and "mask" masks and
-    counts tokens without a value, but raises an error for other bad data.
+    `wanted` are optional columns that the caller uses. `watched` are columns that only `Rows` contains, unchecked. On
+    bad data, "error" raises an error, and "skip" leaves the sequence or file out and counts it. "mask" masks and
+    counts tokens without a value, and raises an error for other bad data.
     """
     if on_bad not in get_args(BadDataPolicy):
         raise ConfigError(f"{option('on_bad')} must be error, skip or mask, found {on_bad!r}")
@@ -83,10 +83,10 @@ def open_dump(
 
 
 class Dump:
-    """The files of a dump, ready to be read. They are sorted by run, and then by name in natural order.
+    """The files of a dump, ready to be read, sorted by run and then by name in natural order.
 
-    `problems` contains the files that were left out (`on_bad="skip"`). `read` counts the problems inside of files.
-    `unread` are files in the given folders that contain dump data but are not named like a dump.
+    With `on_bad="skip"`, `problems` contains the files that were left out. `read` counts problems inside of files.
+    `unread` are files in the given folders that contain dump data but do not have the name of a dump.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Dump:
         return any(column in file.columns or column in file.partition for file in self.files)
 
     def select(self, units: Sequence[ReadUnit]) -> Dump:
-        """Return a copy of the dump with only some parts. The copy is small, so it can be sent to another process."""
+        """Return a small copy of the dump with only these parts, to send to another process."""
         part, own = copy.copy(self), tuple(units)
         part.files = tuple({unit.file.index: unit.file for unit in own}.values())
         part.paths = {file.index: file.path for file in part.files}
@@ -129,7 +129,7 @@ class Dump:
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
     ) -> Iterator[TokenBatch]:
-        """Yield the batches of a part, each with at most about two million tokens. Thread-safe."""
+        """Yield the batches of one part. A batch has about two million tokens or fewer. Thread-safe."""
         path, done = unit.file.path, 0
         blocks = self._blocks(unit)
         while True:
@@ -162,7 +162,7 @@ class Dump:
                 yield batch
 
     def _explain(self, block: DecodedBlock, file: DumpFile) -> DataError:
-        """Return an error about the first fault. If all rows have this fault, the error describes the column."""
+        """Build an error about the first fault. If all rows of the file have it, the error describes the column."""
         first = min(block.faults, key=lambda fault: fault.row)
         name = escape_unprintable(file.columns.get(first.column, first.column))
         units = [unit for unit in self.units if unit.file.index == file.index]
@@ -194,7 +194,7 @@ class Dump:
         return DataError(problem, file=error.file, row=error.row, column=error.column, remedy=error.remedy)
 
     def rows(self, unit: ReadUnit, problems: Problems) -> Iterator[Rows]:
-        """Yield the rows of a part as stored, with masked tokens and bad values."""
+        """Yield the rows of a part as they are stored, including masked tokens and bad values."""
         try:
             for block in self._blocks(unit):
                 if block.faults:
@@ -221,7 +221,7 @@ class Dump:
         return read_long(unit, [*columns, POSITION_COLUMN], self._broken.get(file.index, {}), watched)
 
     def token_ids(self, file_index: int, chosen: Collection[int]) -> dict[int, NDArray[Any]]:
-        """Map row numbers of a file to the ids of the valid tokens. Rows without token ids are left out."""
+        """Return the ids of the valid tokens by row number, for the `chosen` rows that have token ids."""
         wanted, found = np.unique(np.fromiter(chosen, np.int64, len(chosen))), {}
         part = copy.copy(self)
         part._columns, part._watched = (*REQUIRED_COLUMNS, MASK_COLUMN, "run"), (TOKEN_IDS_COLUMN,)
@@ -255,7 +255,7 @@ class Dump:
 
 @dataclass(frozen=True)
 class RecognizedColumn:
-    """A canonical column, and the column of the file that matches it."""
+    """A column of the file (`actual`) that matches a column of the schema (`name`)."""
 
     name: str
     actual: str
@@ -264,7 +264,7 @@ class RecognizedColumn:
 
 @dataclass(frozen=True)
 class UnknownColumn:
-    """A column that is not in the schema. `hint` suggests the name of a canonical column."""
+    """A column that is not in the schema. `hint` suggests a similar column of the schema."""
 
     name: str
     dtype: str
@@ -273,7 +273,7 @@ class UnknownColumn:
 
 @dataclass(frozen=True)
 class BadValues:
-    """One kind of bad value: the number of sequences that contain it, and the first example."""
+    """One kind of bad value: how many sequences contain it, and the first example."""
 
     column: str
     reason: str

@@ -1,4 +1,4 @@
-"""Decode token ids to text with a tokenizer.json or as bytes."""
+"""Decode token ids to text, with a tokenizer.json or by treating ids as bytes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BYTE_LEVEL_IDS = 257
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of each token id. `name` is the source of the bytes. An unknown id is shown as a number."""
+    """The bytes of each token id, read from `name`. A token id without bytes is shown as a number."""
 
     name: str
     pieces: Mapping[int, bytes]
 
     def texts(self, ids: Ints | None) -> list[str]:
-        """Decode tokens one by one. Incomplete characters are shown as bytes."""
+        """Decode each token separately. If a token is part of a character, its bytes are shown."""
         if ids is None:
             return []
         return [
@@ -36,7 +36,7 @@ class Vocabulary:
         ]
 
     def text(self, ids: Sequence[int] | None) -> str:
-        """Decode all tokens as one string. One character can consist of several tokens."""
+        """Decode all tokens together, because one character can consist of several tokens."""
         return "".join(
             b"".join(self.pieces[token] for token in run).decode("utf-8", "backslashreplace")
             if known else "".join(f"⟨{token}⟩" for token in run)
@@ -45,7 +45,7 @@ class Vocabulary:
 
 
 def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
-    """Load a vocabulary. Without a name, ids are shown as bytes if they are 0 to 256, else as numbers."""
+    """Load a vocabulary. Without a name, show ids as bytes if all ids are at most 256, else as numbers."""
     text = "" if named is None else str(named)
     seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
     if text == "bytes" or (

@@ -33,7 +33,7 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
-    """Return the policy loss per token without correction weights. It needs current log-probs and advantages."""
+    """Return the policy loss per token without correction weights, or None without current log-probs and advantages."""
     if batch.current is None or batch.advantages is None:
         return None
     kind, numbers = parse_loss(text)
@@ -44,7 +44,7 @@ def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
 def _surrogate_term(
     kind: str, numbers: Mapping[str, float], batch: TokenBatch, advantages: Float64s, log_probs: Floats
 ) -> tuple[LossTerm, Bools]:
-    """Return the policy loss per token, and flags of the tokens whose loss is clipped or masked by the loss itself."""
+    """Return the policy loss per token, and flags of the tokens that the loss clips or masks."""
     segments, current = batch.segments, log_probs.astype(np.float64)
     low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
     anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train
@@ -95,7 +95,7 @@ def plain_loss_columns(plain: LossTerm | None, batch: TokenBatch) -> Columns:
 
 
 def loss_columns(correction: Correction, block: CorrectedBlock, plain: LossTerm | None, batch: TokenBatch) -> Columns:
-    """Return the columns of the loss under a correction. If the loss is unknown, all values are 0."""
+    """Return the columns of the loss under a correction. If the dump does not allow losses, all values are 0."""
     own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
     if own is None or own.clipped is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
@@ -121,13 +121,13 @@ _CANCELLATION_LIMIT = 1e-4  # if the mean of w^2 is smaller, 1 + 2 (w - 1) + (w 
 Side = Literal["low", "high"]
 SIDES: tuple[Side, Side] = ("low", "high")
 COMPARED_COLUMNS = ("reward", "advantage", "length")
-"""Columns that are compared between kept and rejected sequences."""
+"""Columns whose means over kept and rejected tokens are compared."""
 
 
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Return the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2, or from `recompute` if digits are lost."""
+    """Return the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. Call `recompute` where this loses digits."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -136,7 +136,7 @@ def _squared_sums(
 
 
 class PairFacts:
-    """Quantities per sequence for a pair of policies. They are computed from sums over tokens."""
+    """Quantities per sequence for a pair of policies, computed from sums over tokens."""
 
     def __init__(self, ratios: Ratios, sums: Columns) -> None:
         self.ratios, self.sums = ratios, sums
@@ -194,7 +194,7 @@ class CorrectionFacts:
 
     @cached_property
     def share(self) -> Columns:
-        """Return the shares of kept and rejected tokens of each sequence. An empty sequence has the shares 0."""
+        """Return the share of each sequence's tokens that is kept, and the share that is rejected."""
         kept = self.kept / self.token_divisor
         return {"kept": kept, "rejected": (self.length > 0) - kept}
 
@@ -232,7 +232,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
 
 
 def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
-    """Return the largest weight, and minus the smallest weight, of each sequence, before and after the bounds."""
+    """Return the largest weight and the negated smallest weight of each sequence, before and after applying bounds."""
     if weights is None:
         low = high = least = most = np.ones(len(segments))
     elif not weights.per_token:
@@ -266,7 +266,7 @@ def impossible_tokens(batch: TokenBatch) -> Float64s:
 
 
 MISMATCH_NAME = "mismatch"
-"""Name of the main pair of policies."""
+"""Name of the main pair of policies, trainer and rollout."""
 FactsT = TypeVar("FactsT")
 ColumnFunction = Callable[[FactsT], Float64s]
 GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
@@ -274,7 +274,7 @@ GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
 
 @dataclass(frozen=True)
 class SumColumn(Generic[FactsT]):
-    """A column of the cluster table: a sum or a maximum over sequences."""
+    """A column of the cluster table: a sum or a maximum over the sequences of a cluster."""
 
     name: str  # unique within its pair of policies or correction
     # computes the values [S] of a block from its facts. None for columns that a kernel computes.
@@ -331,7 +331,7 @@ def _token_names(merge: str) -> tuple[str, ...]:
 
 
 TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
-"""Names of the sums and of the maxima over the tokens of a sequence, in the order in which kernels return them."""
+"""Names of the sums and of the maxima that kernels compute over the tokens of each sequence, in this order."""
 
 
 def _read_fact(of: str, name: str) -> ColumnFunction[CorrectionFacts]:
@@ -396,7 +396,7 @@ def _comparison_columns(name: str, side: Literal["kept", "rejected"]) -> tuple[S
 
 @cache
 def list_columns(correction: Correction, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
-    """List the columns of a correction. With `losses`, the list includes the columns of the loss."""
+    """Return the columns of a correction. With `losses`, include the columns of the loss."""
     gates = (_gate_columns(index, side) for index in range(len(correction.gates)) for side in SIDES)
     comparisons = (_comparison_columns(name, side) for name in COMPARED_COLUMNS for side in ("kept", "rejected"))
     return (
@@ -434,7 +434,7 @@ def correction_columns(
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
     all_tokens: bool = False,  # True to evaluate every token, which losses need
 ) -> tuple[Columns, Columns]:
-    """Return sum columns and maximum columns of a correction. Tokens are only read in sequences near a bound."""
+    """Return the sums and the maxima of a correction by column. Tokens are only read in sequences near a bound."""
     near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)
     reached, few = np.flatnonzero(near), not near.all()
     found = _evaluate_columns(correction, ratios, k3, batch, plain, losses, all_inside=few)
@@ -491,7 +491,7 @@ def _evaluate_columns(
 
 @dataclass(frozen=True)
 class Pair:
-    """Two policies to compare. The log ratio x is the log-prob of `policy` minus the log-prob of `reference`."""
+    """Two policies to compare by the log ratio x, the log-prob of `policy` minus the log-prob of `reference`."""
 
     name: str  # prefix of the pair's columns and metrics. The mismatch uses names without a prefix.
     policy: str  # policy whose log-probs are added in x
@@ -545,7 +545,7 @@ TRAIN_ERROR = Pair(
 PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)
 """All pairs of policies. A dump has the pairs whose columns it contains."""
 WHOLE_COLUMNS = ("log_ratio", "square", "k3")
-"""Every other pair also stores these sums of the mismatch, for the sequences that have the pair's log-probs."""
+"""Columns of the mismatch that each other pair also stores, summed over the sequences with the pair's log-probs."""
 
 
 def whole_column_names(pair: Pair) -> tuple[str, ...]:

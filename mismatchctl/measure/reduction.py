@@ -1,4 +1,4 @@
-"""Reduce a batch of tokens to sums per group (a step, or its sequences with the same `--by` values), in one pass."""
+"""Reduce a batch to sums per group in one pass. A group contains sequences with the same step and `--by` values."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from mismatchctl.measure.sums import (
 
 MOST_VALUES = 1024
 CellKey = tuple[LabelValue, tuple[LabelValue, ...]]
-"""The name of a group: (step, one value per `--by` column)."""
+"""The key of a group of sequences: (step, one value per `--by` column)."""
 
 
 ROW_COLUMNS = ("tokens", "log_ratio", "square", "k3", "abs", "product", "policy_log_ppl", "reference_log_ppl")
@@ -67,7 +67,7 @@ ROW_COLUMNS = ("tokens", "log_ratio", "square", "k3", "abs", "product", "policy_
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """Settings for measuring a dump in one pass."""
+    """What to measure in one pass over a dump."""
 
     corrections: tuple[Correction, ...] = ()  # all are applied in the same pass
     by: tuple[str, ...] = ()  # columns to break down by
@@ -92,7 +92,7 @@ class MeasurePlan:
 
     @cached_property
     def sequence_columns(self) -> TableAxis:
-        """Return the columns that are computed per sequence and then added per cluster."""
+        """Return the columns that are computed per sequence and then summed per cluster."""
         pairs = [(pair.name, name) for pair in self.pairs for name in _pair_column_names(pair)]
         facets = [(MISMATCH_NAME, name) for facet in self.facets for name in facet.names]
         losses = [(MISMATCH_NAME, name) for name in PLAIN_LOSS_NAMES if self.has_losses]
@@ -100,13 +100,13 @@ class MeasurePlan:
 
     @cached_property
     def row_columns(self) -> TableAxis:
-        """Return the columns that `--sequences` writes. All columns would need ten times the memory."""
+        """Return the columns that `--sequences` writes. To write all columns would take ten times the memory."""
         own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
         return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 
     @cached_property
     def sums(self) -> TableAxis:
-        """Return the columns of a cluster table: `sequence_columns`, and K3 by rollout probability and cap."""
+        """Return the summed columns of a cluster table: `sequence_columns`, and the LAYER_COLUMNS."""
         names = self.sequence_columns.names
         return TableAxis(
             (
@@ -118,7 +118,7 @@ class MeasurePlan:
 
     @cached_property
     def layer_position(self) -> int:
-        """Return the index of the first of the LAYER_COLUMNS in `sums`."""
+        """Return the position of the LAYER_COLUMNS in `sums`."""
         return sum(len(_pair_column_names(pair)) for pair in self.pairs)
 
     @cached_property
@@ -141,7 +141,7 @@ class MeasurePlan:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums per group, and sums per run. They must be added in the order of the input."""
+    """Sums per group and per run. `+` merges them, which must happen in the order of the input."""
 
     cells: dict[tuple[str, CellKey], CellSums] = field(default_factory=dict)
     runs: dict[str, RunSums] = field(default_factory=dict)
@@ -164,14 +164,14 @@ def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
 
 
 def split_steps(batch: TokenBatch, run: str) -> Iterator[tuple[str, CellKey, TokenBatch]]:
-    """Split a batch into the steps of its runs. The sequences of a step keep their order."""
+    """Split a batch by run and step. The sequences of a step keep their order."""
     batch, names, bounds = gather_cells(batch, run, ())
     for (name, cell), (start, stop) in zip(names, itertools.pairwise(bounds.tolist()), strict=True):
         yield name, cell, batch.sequences(start, stop)
 
 
 def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
-    """Split a batch into runs. The sequences of a run keep their order."""
+    """Split a batch by run. The sequences of a run keep their order."""
     names = batch.columns.get("run")
     if names is None:
         yield run, batch
@@ -184,7 +184,7 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
-    """Sort a batch by group, keeping the order within each group. Also return the groups' names and bounds."""
+    """Sort the sequences of a batch by group. Also return (run, key) and the first sequence of each group."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)
@@ -202,7 +202,7 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenB
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:
-    """Raise an error if a `--by` column has too many values. The sums of one value need as much memory as a run."""
+    """Raise an error if a `--by` column has too many values. The sums of each value take as much memory as a run."""
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
@@ -211,7 +211,7 @@ def check_breakdown_values(by: Sequence[str], values: int) -> None:
 
 
 def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, plan: MeasurePlan) -> Sums:
-    """Compute the sums of a batch of one run. The batch is sorted by group."""
+    """Compute the sums of a batch that belongs to one run and is sorted by group."""
     cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scope_hashes(batch, plan)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     filled, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
@@ -253,7 +253,7 @@ def _reduce_blocks(
     worst: RunCollector,
     plan: MeasurePlan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
-    """Yield the sum columns and the maximum columns of each block. Also pass the block's tokens to the collectors."""
+    """Yield the sums and the maxima of each block by column. Also pass the tokens of the block to the collectors."""
     scored = {pair: batch.has_log_probs(*pair.policies) for pair in plan.pairs}
     some = {
         pair: _optional_pair_columns(pair, known, batch, places, collectors[pair.name], plan)
@@ -312,7 +312,7 @@ def _pair_column_names(pair: Pair) -> tuple[str, ...]:
 def _optional_pair_columns(
     pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
-    """Return the columns of a pair of policies. If a sequence lacks log-probs of the pair, its sums are 0."""
+    """Return the sums and the maxima of a pair of policies. Sums of sequences that lack the pair's log-probs are 0."""
     columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
     maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
     chosen = np.flatnonzero(known)
@@ -353,7 +353,7 @@ def scope_hashes(batch: TokenBatch, plan: MeasurePlan) -> Hashes:
 def _sequence_rows(
     batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, scopes: Hashes, found: Sequence[Float64s]
 ) -> dict[str, NDArray[Any]]:
-    """Return the columns of `--sequences`: run, row and labels of each sequence, and its `row_columns`."""
+    """Return the columns that `--sequences` writes: run, row and labels of each sequence, and its `row_columns`."""
     place = {
         "run": np.full(len(batch), run, object),
         "row": batch.rows,

@@ -1,4 +1,4 @@
-"""Sums of a group (a step, or its sequences with the same `--by` values) and of a run. `+` merges them."""
+"""Sums of a run and of a group. A group contains sequences with the same step and `--by` values."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
 GROUP_CAP = 4096
-"""Maximum number of clusters that a group stores separately. If there are more, clusters are merged by hash."""
+"""Maximum number of clusters per group. If there are more, clusters with equal hash modulo this number are merged."""
 OVERALL_CAP = 1024
-"""Maximum number of rows that a run stores separately. A row is a cluster in a step."""
+"""Maximum number of rows in the cluster table of a run. A row contains the sums of one cluster in one step."""
 DETAILED_CAP = 1 << 14
-"""The same maximum if all clusters are needed."""
+"""Maximum number of rows in the cluster table of a run if the sums of all clusters are requested."""
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
-    """Hash each value to 64 bits, as on any other machine. The number 5 and the text "5" have the same hash."""
+    """Hash each value to 64 bits, equally on all machines. The number 5 and the text "5" have the same hash."""
     texts, codes = find_distinct(values)
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts.tolist())
     return np.frombuffer(digests, "<u8").astype(np.uint64)[codes]
@@ -56,7 +56,7 @@ def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
 
 
 def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
-    """Combine hashes with a salt (finalizer of splitmix64). The order of the arguments matters."""
+    """Combine hashes with a salt, using the finalizer of splitmix64. Swapped arguments give another result."""
     with np.errstate(over="ignore"):
         x = (hashes * np.uint64(0xD1342543DE82EF95) ^ salt) + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -65,7 +65,7 @@ def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
 
 
 def hash_content(columns: list[Float64s]) -> Hashes:
-    """Hash each row of float columns. The hash identifies a sequence without an id."""
+    """Hash each row of these columns, to identify sequences that have no id."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = mix_hashes(hashes, (column + 0.0).view(np.uint64))
@@ -75,12 +75,12 @@ def hash_content(columns: list[Float64s]) -> Hashes:
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """Merge two mappings. If a key is in both, its values are added."""
+    """Merge two mappings. The values of a key that is in both mappings are added."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
 ColumnSubject = str | int
-"""The owner of a column: the name of a pair of policies, or the number of a correction."""
+"""Owner of a column: a pair of policies (its name) or a correction (its index)."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class TableAxis:
 
     @cached_property
     def _joint_names(self) -> dict[str, int]:
-        """Map names with a prefix, such as drift_square, to positions of columns."""
+        """Return the position of each column of a pair by its name with the pair as prefix, such as drift_square."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of a column of `of`, else of the mismatch, else of a name such as drift_square."""
+        """Return the position of the column `name` of `of`, else of the mismatch, else of a name like drift_square."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
@@ -114,7 +114,7 @@ class TableAxis:
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums per cluster and scope. The scope is a micro-batch, or 0 if weights are not normalized per micro-batch."""
+    """Sums per cluster and scope. A scope is a micro-batch, or 0 if no weights are normalized per micro-batch."""
 
     clusters: Hashes  # hash of the cluster of each row [R]
     scopes: Hashes  # hash of the micro-batch of each row [R], 0 if it does not matter
@@ -126,7 +126,7 @@ class ClusterTable:
     def from_rows(
         cls, clusters: Hashes, scopes: Hashes, sums: Float64s, maxima: Float64s, is_folded: bool = False
     ) -> ClusterTable:
-        """Build a table. Rows of the same cluster and scope are added up in the given order."""
+        """Build a table. Merge rows of the same cluster and scope in the given order."""
         if not len(clusters):
             return cls(clusters, scopes, sums, maxima, is_folded)
         order, first = _sorted(scopes, clusters)
@@ -141,7 +141,7 @@ class ClusterTable:
 
     @classmethod
     def combine(cls, tables: Sequence[ClusterTable], scopes: Hashes | None = None) -> ClusterTable:
-        """Merge tables in the given order. If `scopes` is given, it replaces the scopes of the rows."""
+        """Merge tables in the given order. If `scopes` are given, they replace the scopes of the rows."""
         clusters, own, sums, maxima = (
             np.concatenate([getattr(table, name) for table in tables])
             for name in ("clusters", "scopes", "sums", "maxima")
@@ -156,7 +156,7 @@ class ClusterTable:
         return len(self.clusters)
 
     def fold(self, cap: int) -> ClusterTable:
-        """Return the table with at most `cap` clusters. If there are more, clusters are merged by hash."""
+        """Return a table with at most `cap` clusters. If there are more, merge clusters with equal hash % `cap`."""
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
             return self  # a folded table stays folded, so that equal clusters share a row
         return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
@@ -170,13 +170,13 @@ class ClusterTable:
         )
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """Merge rows into at most `cap` rows without scopes. With `by_prompt`, all rows of a prompt are merged."""
+        """Merge rows with equal hash % `cap`, and set scopes to 0. With `by_prompt`, merge all rows of a prompt."""
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.from_rows(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 
 
 def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
-    """Return the order that sorts rows by their keys, and flags of the sorted rows that start a new key."""
+    """Return the order that sorts rows by their keys, and a flag per sorted row, True at the first row of each key."""
     order = np.lexsort(keys)
     new = np.zeros(len(order), np.bool_)
     new[:1] = True
@@ -186,7 +186,7 @@ def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
 
 
 class BatchRows:
-    """Gives each sequence of a batch a row in the cluster tables. Each group, cluster and scope has its own row."""
+    """Assigns each sequence of a batch to a row of the cluster tables: one row per group, cluster and scope."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
         order, new = _sorted(clusters, cells)
@@ -209,10 +209,10 @@ class BatchRows:
 
 
 class BatchTable(BatchRows):
-    """The cluster tables of the groups of a batch. Blocks of the batch are added one after another."""
+    """The cluster tables of all groups in a batch, to which the blocks of the batch are added in order."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Create tables of zeros. `cells`, the group of each sequence, must be ascending."""
+        """Create empty tables. `cells` contains the group of each sequence in ascending order."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -232,7 +232,7 @@ class BatchTable(BatchRows):
             largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
 
     def tables(self, cells: int, layers: Float64s, position: int) -> Iterator[ClusterTable]:
-        """Yield the table of each group. The columns of `layers` are inserted at `position`."""
+        """Yield the table of each group, with the columns of `layers` inserted at `position`."""
         sums = np.concatenate([self._sums[:position], layers.T, self._sums[position:]])
         return self.split(cells, sums.T, self._maxima.T)
 
@@ -245,7 +245,7 @@ class PromptCounter:
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add a step. Return, for each prompt, by how much it changes the numbers of prompts and of emptied prompts."""
+        """Add a step. Return how each of its prompts changes two numbers: prompts, and prompts without kept tokens."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))
@@ -266,7 +266,7 @@ LabelValue = str | int | float | bool | None
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """Number the rows by their label and then by their keys. Rows with equal labels and keys get the same number."""
+    """Number the rows in the order of their labels and keys. Rows with equal labels and keys get the same number."""
     for values in keys:
         if values is not None and not _is_constant(values):
             if values.dtype == object:  # no name equals "\0", which stands for None
@@ -277,7 +277,7 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
 
 
 def _is_constant(values: NDArray[Any]) -> bool:
-    """Return True if all values are equal and this is quick to check."""
+    """Return True if a quick check shows that all values are equal."""
     if not len(values):
         return True
     if values.dtype == object:
@@ -294,7 +294,7 @@ def to_plain_value(value: Any) -> LabelValue:
 
 
 def cluster_hashes(batch: TokenBatch) -> Hashes:
-    """Hash the prompt id of each sequence. Without a prompt id, hash the sequence id, or else the content."""
+    """Hash the prompt id of each sequence. If it is missing, hash the sequence id. If both are, hash the content."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
         values = batch.columns.get(name)
@@ -313,7 +313,7 @@ def cluster_hashes(batch: TokenBatch) -> Hashes:
 
 
 def step_hash(step: LabelValue) -> np.uint64:
-    """Hash a step, so that clusters of different steps can be kept separate."""
+    """Hash a step. The hash is mixed into the hashes of clusters, to keep clusters of different steps apart."""
     hashed: np.uint64 = hash_values(np.array(["\0missing" if step is None else str(step)]))[0]
     return hashed
 
@@ -328,9 +328,9 @@ def step_hashes(batch: TokenBatch) -> Hashes:
 
 
 TAIL_VALUES = 4097
-"""Number of largest log ratios that are stored: a tail of 4,096 log ratios, and the largest log ratio below it."""
+"""Number of largest log ratios that are stored: a tail of 4,096, and the largest log ratio below the tail."""
 WORST_COUNT = 50
-"""Number of worst tokens and sequences that are stored with their position."""
+"""Number of worst tokens, and of worst sequences, that are stored with their place in the dump."""
 
 
 def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
@@ -338,7 +338,7 @@ def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
 
 
 class LargestValues:
-    """Collects the TAIL_VALUES largest values of many blocks. Values below `threshold` cannot be among them."""
+    """Collects the TAIL_VALUES largest values of many blocks. Values below `threshold` are too small and left out."""
 
     def __init__(self) -> None:
         self._blocks: list[Float64s] = []
@@ -359,7 +359,7 @@ class LargestValues:
 
 @dataclass(frozen=True)
 class WorstRows:
-    """The WORST_COUNT tokens or sequences with the largest scores. If scores are equal, the earlier row comes first."""
+    """The WORST_COUNT tokens or sequences with the largest scores. Of equal scores, the earlier row comes first."""
 
     score: Float64s = field(default_factory=lambda: np.zeros(0))  # ranking score [N], descending
     # file, row and position [N, 3]
@@ -393,12 +393,12 @@ def _worst_field(worst: WorstRows, name: str) -> NDArray[Any]:
 
 
 MAX_ROWS = 2 * BUCKETS
-"""Maximum number of rows (a group and a bucket) of a kernel's tables, so that they fit the CPU cache."""
+"""Maximum number of rows in a kernel's tables, so that they fit the CPU cache. A row is for one group and bucket."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Number of tokens, and their K3, by bin of the log ratio. Empty bins are left out."""
+    """The number of tokens and their sum of K3 in each bin of the log ratio. Empty bins are left out."""
 
     # bucket * MAGNITUDE_BINS + magnitude bin, for each of these bins with a token [N], ascending
     places: Ints
@@ -425,13 +425,13 @@ class Histogram:
         )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
-        """Return the number of tokens and their K3 for each of the SIGNED_BINS."""
+        """Return the number of tokens in each of the SIGNED_BINS, and their sum of K3."""
         tokens, k3 = np.zeros(SIGNED_BINS, np.int64), np.zeros(SIGNED_BINS)
         tokens[self.bins], k3[self.bins] = self.counts, self.k3
         return tokens, k3
 
     def by_bucket(self) -> tuple[Ints, Float64s]:
-        """Return the magnitude bins with a token, and the number of tokens by bucket and bin [B, M]."""
+        """Return the M magnitude bins with tokens, and the number of tokens [B, M] for the B buckets with tokens."""
         starts = np.arange(BUCKETS + 1) * MAGNITUDE_BINS
         sizes = np.diff(np.searchsorted(self.places, starts))  # sorted, so no division is needed
         buckets, held = np.flatnonzero(sizes), np.zeros(MAGNITUDE_BINS, np.bool_)
@@ -445,7 +445,7 @@ class Histogram:
 
 
 def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
-    """Merge parts of (positions, columns). Columns at the same position are added."""
+    """Merge several (positions, columns). Values at the same position are added."""
     places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
     order = np.argsort(places, kind="stable")
     places = places[order]
@@ -472,7 +472,7 @@ def read_histograms(tables: PairTables) -> list[Histogram]:
 
 @dataclass(frozen=True)
 class PairSums:
-    """A histogram of the log ratios of a pair of policies, and the largest log ratios."""
+    """The histogram of log ratios of a pair of policies, and their largest log ratios."""
 
     histogram: Histogram  # tokens by bucket of the cluster, tokens and K3 by signed log ratio
     token_tail: Float64s  # largest token log ratios
@@ -500,7 +500,7 @@ class PairCollector:
     def reduce(
         self, ratios: Ratios, position: Ints | None, places: SequencePlaces, run: RunTables | None = None
     ) -> tuple[Float64s, Float64s]:
-        """Return sums and maxima per sequence, like `Kernel.reduce_tokens`. Also collect the largest log ratios."""
+        """Return the sums and maxima per sequence of `Kernel.reduce_tokens`. Also collect the largest log ratios."""
         sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)
         cells = self._tables.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
@@ -509,7 +509,7 @@ class PairCollector:
         return sums, maxima
 
     def _add_tails(self, cell: int, ratios: Ratios, start: int, stop: int) -> None:
-        """Collect the largest log ratios of one group's sequences."""
+        """Collect the largest log ratios of the sequences `start` to `stop`, which belong to the group `cell`."""
         known, segments = self._tokens[cell], ratios.segments
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold
@@ -534,7 +534,7 @@ class PairCollector:
 
 @dataclass(frozen=True)
 class CellSums:
-    """Sums of one group: a table by cluster, and the PairSums of each pair of policies."""
+    """Sums of one group of sequences: the cluster table, and the PairSums of each pair of policies."""
 
     table: ClusterTable
     pairs: dict[str, PairSums]
@@ -577,7 +577,7 @@ class RunSums:
 
 
 class RunCollector:
-    """Computes the RunSums of one run. The kernel adds tokens to `tables`."""
+    """Computes the RunSums of one run, together with the kernel, which adds tokens to `tables`."""
 
     def __init__(self, kernel: Kernel, clusters: int) -> None:
         self._kernel = kernel
@@ -624,7 +624,7 @@ def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, thresh
 
 
 def _lowest_worst_score(scores: Float64s) -> float:
-    """Return the smallest of the WORST_COUNT largest scores, or 0 if there are fewer."""
+    """Return the lowest of the WORST_COUNT largest scores, or 0 if there are at most WORST_COUNT scores."""
     return float(largest_values(scores, WORST_COUNT).min()) if len(scores) > WORST_COUNT else 0.0
 
 

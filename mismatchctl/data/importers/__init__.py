@@ -1,1 +1,1 @@
-"""Importers: read the files of frameworks and other formats as rows of the schema."""
+"""Importers, which convert files of frameworks and of other formats to columns of the schema."""

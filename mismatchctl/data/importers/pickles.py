@@ -23,14 +23,14 @@ from mismatchctl.errors import DataError
 from mismatchctl.io.files import open_regular_file
 
 _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQefd])")
-"""Types of numpy arrays that are read: numbers, strings, and objects."""
+"""Codes of numpy dtypes that can be read: numbers, strings and objects."""
 _MOST_DIMENSIONS = 32
 _MOST_INTEGER_KEY = 1 << 24
-"""Largest integer key of a dict. With larger integers, an attacker could choose keys with equal hashes."""
+"""Limit of integer keys of a dict. An attacker could choose larger keys with equal hashes, to make it slow."""
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
-"""Time limit for reading a pickle, plus an allowance per byte of the file."""
+"""Time limit for reading a pickle: a constant, and a time per byte of the file, in seconds."""
 _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
-"""Limit on the bytes of all values in a file: this multiple of the file's size, plus this number of bytes."""
+"""All values in a file may take the file's size times _MOST_REPEATS, plus _SMALL_BYTES."""
 
 
 class DamagedError(Exception):
@@ -55,7 +55,7 @@ def _count_values(shape: Any) -> int:
 
 
 def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "C") -> NDArray[Any]:
-    """Convert bytes to an array of a dtype and a shape. If the number of bytes does not fit, raise an error."""
+    """Convert bytes to an array. If the number of bytes does not fit the dtype and the shape, raise an error."""
     size = _count_values(shape)
     if isinstance(data, str):  # pickle protocols below 3 write bytes as strings
         data = data.encode("latin1")
@@ -69,7 +69,7 @@ def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "
 
 
 class _PickledDtype:
-    """A numpy dtype in a pickle. Only its code and its byte order are used."""
+    """A numpy dtype in a pickle, of which only the code and the byte order are read."""
 
     def __init__(self, code: Any, *rest: Any) -> None:
         self.value = plain_dtype(code)
@@ -88,7 +88,7 @@ def _dtype_of(value: Any) -> np.dtype[Any]:
 
 
 class _PickledArray:
-    """A numpy array in a pickle. The pickle first creates an empty array and then sets its contents."""
+    """A numpy array in a pickle. Its instructions first create an empty array, and then set the contents (`build`)."""
 
     def __init__(self, *rest: Any) -> None:
         self.value: NDArray[Any] | None = None
@@ -116,21 +116,21 @@ def _build_scalar(kind: Any, data: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class UnreadValue:
-    """A value of an unsupported type. Such a value causes an error only if it is needed."""
+    """A placeholder for a value of an unsupported type. It causes an error only if the value is needed."""
 
     kind: str
 
 
 @dataclass
 class _ByteBudget:
-    """Limits for reading one file: the bytes that its values may still take, and a deadline."""
+    """Limits for reading one file: how many bytes its values may still take, and a deadline."""
 
     left: int
     until: float
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return the limits for a file of `size` bytes. They exceed `size`, since tensors can share bytes."""
+        """Return the limits for a file of `size` bytes. Values may take more bytes, since tensors can share bytes."""
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:
@@ -143,7 +143,7 @@ class _ByteBudget:
 
 @dataclass(frozen=True)
 class _TensorStorage:
-    """A torch storage with its bytes. If it has no `data`, it stands for a class of torch storages."""
+    """A torch storage and its bytes. Without `data`, it represents a class such as `torch.FloatStorage`."""
 
     kind: str
     data: memoryview | None = None
@@ -155,7 +155,7 @@ _BFLOAT16 = "bfloat16"
 
 
 def _build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, kind: str | None = None) -> Any:
-    """Return a tensor as an array that refers to the bytes of the file. bfloat16 is converted to float32."""
+    """Return a tensor as an array over the bytes of the file, without a copy. bfloat16 is converted to float32."""
     if not isinstance(storage, _TensorStorage) or storage.data is None or storage.room is None:
         raise DamagedError("a tensor without a storage")
     kind = kind or storage.kind
@@ -196,7 +196,7 @@ def _build_bytes(data: Any = b"", encoding: Any = "latin1") -> bytes:
 
 
 class _PlainDict(dict[Any, Any]):
-    """A dict with strings and small integers as keys. With other keys, an attacker could make their hashes equal."""
+    """A dict whose keys are strings or small integers. An attacker could choose other keys with equal hashes."""
 
     def __init__(self, pairs: Any = ()) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class _PlainDict(dict[Any, Any]):
 
 
 Names = Mapping[tuple[str, str], Any]
-"""Replacements of (module, name) in a pickle. The pickle may call replacements that are functions or classes."""
+"""(module, name) in a pickle -> the object that is used instead. A pickle may call these objects."""
 _NUMPY_NAMES: Names = {
     ("numpy", "dtype"): _PickledDtype,
     ("numpy", "ndarray"): UnreadValue("numpy.ndarray"),
@@ -239,7 +239,7 @@ _STORAGES = {
     "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
 }  # fmt: skip
-"""Type of the elements by the class of the storage."""
+"""Class of a torch storage -> type of its elements."""
 _TORCH_NAMES: Names = {
     **_NUMPY_NAMES,
     ("torch._utils", "_rebuild_tensor"): _build_tensor,
@@ -259,7 +259,7 @@ _REFUSED_OPCODES = (
     *("PERSID", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"),
     *("EMPTY_SET", "ADDITEMS", "FROZENSET", "NEXT_BUFFER", "READONLY_BUFFER"),
 )
-"""Refused instructions: they build objects of classes, which numbers do not need."""
+"""Pickle instructions that raise an error. They build objects of classes, which plain values do not need."""
 
 
 _LIBRARY_HANDLERS: Mapping[int, Callable[[Any], None]] = pickle._Unpickler.dispatch
@@ -274,7 +274,7 @@ class _Memo(dict[int, Any]):
 
 
 class _DataUnpickler(pickle._Unpickler):
-    """Unpickler of plain values. Python's unpickler in C would allocate as much memory as a damaged file asks for."""
+    """An unpickler for plain values. Python's C unpickler would allocate as much memory as a bad file requests."""
 
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
@@ -342,7 +342,7 @@ _DataUnpickler.dispatch = _OPCODE_HANDLERS
 
 
 _LOCAL_HEADER = 30
-"""Bytes of the local header of a zip entry before its name."""
+"""Size of the fixed part of a zip entry's local header, in bytes."""
 
 
 def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
@@ -352,7 +352,7 @@ def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] |
 
 
 def load_torch(path: Path, content: Any = None) -> Any:
-    """Read a torch file of plain values and tensors. Each tensor becomes an array over the file's bytes."""
+    """Read a torch file that contains plain values and tensors. Tensors become numpy arrays."""
     with _explain_refusals(path):
         if not isinstance(content, (bytes, bytearray, memoryview, type(None))):
             raise DamagedError("contains an invalid torch file")
@@ -365,7 +365,7 @@ def load_torch(path: Path, content: Any = None) -> Any:
 
 @contextmanager
 def _explain_refusals(path: Path) -> Iterator[None]:
-    """Replace the messages of errors of the library, because they may advise users to trust the file."""
+    """Turn errors of the pickle library into a DataError, because their messages may advise users to trust the file."""
     try:
         yield
     except OSError:
@@ -386,7 +386,6 @@ def _open_bytes(path: Path) -> BytesIO | mmap.mmap:
 
 
 def _load_zip(stream: Any, data: memoryview, room: _ByteBudget) -> Any:
-    """Load a torch file, which is a zip archive with one pickle and the bytes of each storage."""
     with zipfile.ZipFile(stream) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries.values()):

@@ -1,4 +1,4 @@
-"""Read rows of frameworks' files: align and mask their lists, and convert them to Arrow columns."""
+"""Read rows from files of frameworks: align and mask the lists, and convert them to Arrow columns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
 
 
 def find_candidates(place: Path, framework: str = "") -> list[Path]:
-    """Return the files at a path whose names fit a framework. A single file of `framework` may have any name."""
+    """Return the files at a path whose names fit a framework. With `framework`, a single file may have any name."""
     patterns = [pattern for layout in framework_layouts(framework) for pattern in layout.patterns]
     is_file = place.is_file()
     paths = sorted([place] if is_file else walk_files(place) if place.is_dir() else (), key=natural_key)
@@ -76,7 +76,7 @@ def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
 
 
 def refuse_incomplete(path: Path) -> None:
-    """Raise an error if a file looks like a framework's file, but lacks some of its columns."""
+    """Raise an error if a file looks like a file of a framework, but lacks some required columns."""
     if not any(one.keys and _matches_name(path, one.patterns) for one in framework_layouts()):
         return
     file = OpenFile(path)
@@ -95,7 +95,7 @@ def refuse_incomplete(path: Path) -> None:
 
 
 def is_rollout_only(path: str) -> bool:
-    """Return True if files with this name contain no log-probs of the trainer."""
+    """Return True if a framework saves files with this name without log-probs of the trainer."""
     return any(one.rollout_only and _matches_name(Path(path), one.patterns) for one in all_layouts().values())
 
 
@@ -122,7 +122,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A `frameworks.layout.File` on disk."""
+    """A file on disk, with the methods that layouts of frameworks use to read it."""
 
     path: Path
 
@@ -138,7 +138,7 @@ class OpenFile:
         return read_json_lines(self.path)
 
     def torch(self, content: Any = None) -> Any:
-        """Load a torch file. The result is cached, because it is used to recognize the file and to read it."""
+        """Load a torch file. It is cached, because it is needed twice: to recognize the file, and to read it."""
         if content is not None:
             return load_torch(self.path, content)
         status = self.path.stat()
@@ -196,22 +196,22 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "rollout_ids": pa.string(), "reference_log_probs": _list_type(pa.float64()), "reference_version": pa.int64(),
     "prompt_token_ids": _INTEGERS,
 }  # fmt: skip
-"""Columns that a converted file may have, in order, with their types."""
+"""Possible columns of a converted file, in order -> their types."""
 
 TOKEN_COLUMNS = tuple(
     name for name, kind in COLUMN_TYPES.items() if pa.types.is_list(kind) and name != "prompt_token_ids"
 )
 _LOG_PROB_COLUMNS = tuple(name for name in TOKEN_COLUMNS if name.endswith("log_probs"))
 NEEDED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask")
-"""If a layout has one of these columns, every row needs a value in it."""
+"""Columns that, if a layout contains them, must have a value in every row."""
 
 
 DERIVED = {b"derived": b"hash of the prompt"}
-"""Metadata of a prompt_id column whose ids are hashes of the prompts. A joined prompt_id column replaces it."""
+"""Metadata that marks a prompt_id column with hashes of prompts, which `convert --join` may replace by real ids."""
 
 
 def layout_schema(layout: FileLayout) -> pa.Schema:
-    """Return the columns of the imported rows. Lists do not contain nulls, and required columns are never null."""
+    """Return the columns of the imported rows. Lists do not contain nulls, and the NEEDED_COLUMNS are never null."""
     given = {"step", "sequence_id", *layout.columns}
     if layout.prompt and "token_ids" in layout.columns:
         given |= {"prompt_id", "prompt_token_ids"}
@@ -229,7 +229,7 @@ def layout_schema(layout: FileLayout) -> pa.Schema:
 
 
 def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
-    """Yield rows whose columns have one value per response token, without prompt and padding."""
+    """Yield the rows of a file. Per-token columns contain only the response's tokens, without prompt and padding."""
     try:
         for number, raw in enumerate(layout.rows(OpenFile(path))):
             yield _build_row(layout, path, number, raw)
@@ -310,7 +310,7 @@ def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention
 
 
 def prompt_hash(prompt: Any) -> str | None:
-    """Return a hash of a prompt's tokens or text, `None` for an empty prompt."""
+    """Return a hash of a prompt (tokens or text), or None if the prompt is empty."""
     if prompt is None or (isinstance(prompt, (list, np.ndarray)) and len(prompt) == 0):
         return None
     prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
@@ -360,13 +360,13 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
 
 
 def _contains_text(value: Any) -> bool:
-    """Return True if a value contains strings, which numpy would convert to numbers."""
+    """Return True if a value is or contains a string. Without this check, numpy would convert it to a number."""
     kind = np.asarray(value).dtype.kind
     return kind in "SU" or (kind == "O" and any(isinstance(one, (str, bytes)) for one in np.ravel(value)))
 
 
 BATCH_ROWS, BATCH_TOKENS = 512, 1 << 21
-"""Maximum number of rows of a batch, and number of tokens at which it ends earlier. A batch becomes a row group."""
+"""A batch ends at this number of rows, or earlier at this number of tokens. It becomes a row group."""
 
 
 def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
@@ -375,7 +375,7 @@ def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]:
-    """Read the rows of one file. A column without a value in the first batch is left out."""
+    """Read the rows of one file. If a column has no value in the first batch, leave the column out."""
     schema: pa.Schema | None = None
     tokens, most = 0, path.stat().st_size
     for rows in _split_rows(read_rows(layout, path)):
@@ -391,7 +391,7 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
 
 
 def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """Add the columns of `schema` that the batch lacks. They contain nulls."""
+    """Add the columns of `schema` that the batch lacks, filled with nulls."""
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
             problem = "this file contains the column, but the files before this one do not"

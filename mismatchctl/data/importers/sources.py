@@ -1,4 +1,4 @@
-"""Read the files of frameworks and of other formats, run by run, as tables in memory or in temporary files."""
+"""Convert files of frameworks and of other formats, run by run, to tables in memory or in temporary files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 
 
 class ForeignRun:
-    """Files of a framework that are read as one run.
+    """Reads files of a framework as one run.
 
-    `missing` counts tokens without a log-prob. `copies` counts sequences that an earlier file also contains.
+    `missing` counts tokens without a log-prob. `copies` counts sequences that were also in an earlier file.
     """
 
     def __init__(self, place: str, join: BatchJoin | None = None, joined_columns: Collection[str] = ()) -> None:
@@ -49,7 +49,7 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
-        """Yield the sequences of a file. If it is not a file of a framework, yield nothing."""
+        """Yield the sequences of a file, or nothing if the file is not from a framework."""
         layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
@@ -136,18 +136,18 @@ def _flat_values(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
 
 
 _MOST_IN_MEMORY = 1 << 27
-"""Bytes of the files of a run whose rows are kept in memory. Larger runs are mapped from a temporary file."""
+"""Size of a run's files, in bytes, up to which the rows are kept in memory. Larger runs use a temporary file."""
 _FileStamp = tuple[str, int, int]
 ConversionOutcome: TypeAlias = "pa.Table | DataError | None"
 _file_numbers = count()
 _temporary_folder = cache(make_temporary_folder)
-"""Creates a temporary folder once. It is removed when the process ends."""
+"""Create one temporary folder, which is removed when the process ends. Later calls return the same folder."""
 
 
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Replace each file that is not a dump by a table, run by run. With `skip`, also yield errors."""
+    """Replace each file that needs an importer by a table, run by run. With `skip`, yield errors, do not raise them."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:
@@ -178,7 +178,7 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
 def _convert_run(
     named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
 ) -> tuple[list[ConversionOutcome], list[str]]:
-    """Convert each file of a run to a table, or to `None` if no sequences are read from it. Also return notes."""
+    """Convert each file of a run to a table, or to None if it contributes no sequences. Also return notes."""
     place = os.path.commonpath(named)
     source = ForeignRun(place)
     paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]
@@ -219,7 +219,7 @@ def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
 
 
 def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
-    """Return the rows as a table, or `None` if there are no rows. The table may be stored in a temporary file."""
+    """Return the rows as a table, or None if there are no rows. Without `in_memory`, store it in a temporary file."""
     first = next(batches, None)
     if first is None:
         return None

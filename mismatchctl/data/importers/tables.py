@@ -1,4 +1,4 @@
-"""Read dumps in common formats, and responses of inference engines. No code in a file is executed."""
+"""Read dumps in common formats, and responses of inference engines, without executing code from the files."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MOST_BYTES = 1 << 34
 _EXPANSION, _SMALL = 64, 1 << 28
-"""A compressed archive may expand to this multiple of its own size, and in any case to this number of bytes."""
+"""A compressed archive may expand to its own size times _EXPANSION, plus _SMALL bytes."""
 _FIRST = 1 << 22
 """The first record of a file must end within this number of bytes."""
 _DEPTH = 3
-"""Dimensions of a column: sequences, tokens, and values per token."""
+"""Maximum number of dimensions of a column: sequences, tokens, and values per token."""
 _TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
-"""Column names that contain token ids in some files and text in others."""
+"""Names of columns that contain token ids in some files, and text in other files."""
 _PROMPTS = ("prompt_token_ids", "prompt_ids", "prompt")
-"""Columns that distinguish prompts if there are no ids: token ids or text."""
+"""Columns with the prompt as token ids or text. They replace prompt ids if a file has no prompt ids."""
 
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -55,7 +55,7 @@ def is_table(path: Path) -> bool:
 
 
 def table_files(place: Path) -> list[Path]:
-    """Return the tables at a path. From a folder, return the files with the most common suffix, in natural order."""
+    """Return the tables at a path. In a folder, these are the files with the most common suffix, in natural order."""
     if place.is_file():
         return [place] if is_table(place) else []
     found = [path for path in walk_files(place) if is_table(path)]
@@ -89,7 +89,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def as_dump(table: pa.Table, path: Path) -> pa.Table:
-    """Return a table as a dump. A float64 column becomes float32 if no value changes."""
+    """Check that a table can be a dump, and return it. A float64 column becomes float32 if this changes no value."""
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
     if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
         remedy = f"also pass the trainer's file: --rollout {path.name} --train TRAINER_FILE --on id"
@@ -237,7 +237,7 @@ def _read_npz(path: Path) -> pa.Table:
 
 
 def _check_header(stream: Any, size: int) -> None:
-    """Raise an error if the header of an array declares more than `size` bytes, or Python objects."""
+    """Raise an error if the header of an array declares Python objects, or more than `size` bytes."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(stream)
@@ -316,7 +316,7 @@ def _known(names: Iterable[Any]) -> list[str]:
 
 
 def canonical_name(name: Any) -> Any:
-    """Return the canonical name of a framework's column. Other names are returned unchanged."""
+    """Return the canonical name of a column that a framework names differently. Return other names unchanged."""
     return name if name in COLUMNS_BY_NAME else column_aliases().get(name, name)
 
 
@@ -327,7 +327,7 @@ def _from_records(records: Sequence[Mapping[str, Any]], path: Path) -> pa.Table:
 
 
 def _from_columns(columns: Mapping[Any, Any], path: Path) -> pa.Table:
-    """Build a table from columns with the same number of rows. A single value is used in every row."""
+    """Build a table from the columns with the most common number of rows. A single value is repeated in every row."""
     named = {name: value for name, value in columns.items() if isinstance(name, str)}
     lengths = {name: len(value) for name, value in named.items() if _has_rows(value)}
     needed = {name: lengths[name] for name in _known(lengths)}
@@ -347,7 +347,7 @@ def _has_rows(value: Any) -> bool:
 
 
 def _arrays(columns: Mapping[str, Any], rows: int, path: Path) -> dict[str, pa.Array]:
-    """Convert columns to Arrow. Unsupported columns are left out, but unsupported log-probs are an error."""
+    """Convert columns to Arrow. Leave out an unsupported column. If it contains log-probs, raise an error."""
     found = {}
     for name, value in columns.items():
         try:
@@ -377,7 +377,7 @@ def _array(value: Any, rows: int) -> pa.Array:
 
 
 def _to_lists(values: NDArray[Any]) -> pa.Array:
-    """Convert an array to lists of lists. Files can have millions of rows, so no Python object is created per row."""
+    """Convert an array to nested Arrow lists. There can be millions of rows, so no Python object is made per row."""
     if values.ndim > _DEPTH or values.dtype.kind not in "fiub":
         return pa.array(_to_cells(values))
     found = pa.array(_to_cells(values.reshape(-1)))
@@ -389,7 +389,7 @@ def _to_lists(values: NDArray[Any]) -> pa.Array:
 
 
 def _to_cells(values: NDArray[Any]) -> Any:
-    """Convert an array to nested lists of one-dimensional arrays, which Arrow copies fast."""
+    """Convert an array to nested Python lists that end in one-dimensional arrays, which Arrow copies fast."""
     if values.ndim > _DEPTH:
         raise ValueError(f"{values.ndim} dimensions")
     if values.dtype.kind not in "fiub" or values.ndim == 0:
@@ -399,7 +399,7 @@ def _to_cells(values: NDArray[Any]) -> Any:
 
 
 def _from_frame(frame: Any) -> pa.Table:
-    """Convert a polars table without the columns that Arrow does not support. Large integers become text."""
+    """Convert a polars table to Arrow. Leave out unsupported columns. Convert too large integers to text."""
     import polars as pl
 
     columns = []
@@ -416,7 +416,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _with_token_ids(table: pa.Table) -> pa.Table:
-    """Rename a column such as `responses` to token_ids if it contains lists of integers."""
+    """If a column such as `responses` contains lists of integers, rename it to token_ids."""
     for name in () if "token_ids" in map(canonical_name, table.schema.names) else _TOKEN_IDS:
         kind = table.schema.field(name).type if name in table.schema.names else pa.null()
         if is_list(kind) and pa.types.is_integer(kind.value_type):
@@ -426,7 +426,7 @@ def _with_token_ids(table: pa.Table) -> pa.Table:
 
 
 def with_prompt_ids(table: pa.Table) -> pa.Table:
-    """If the table lacks prompt ids, add hashes of the prompts' tokens or text as ids."""
+    """If the table lacks prompt ids, add hashes of the prompts (tokens or text) as prompt ids."""
     for name in () if "prompt_id" in map(canonical_name, table.schema.names) else _PROMPTS:
         if name in table.schema.names and not pa.types.is_floating(table.schema.field(name).type):
             values = table[name].to_pylist()
@@ -435,9 +435,9 @@ def with_prompt_ids(table: pa.Table) -> pa.Table:
 
 
 PROMPT_LOG_PROBS = "prompt_log_probs"
-"""Log-probs of the prompt's tokens without the first token, which has no log-prob."""
+"""Column with the log-probs of a prompt's tokens, except for the first token, which has no log-prob."""
 _WRAPPERS = ("response", "body", "result", "output")
-"""Keys under which scripts and batch jobs store the response, next to an id."""
+"""Keys of the object in which scripts and batch jobs store a response together with an id."""
 _IDS = ("custom_id", "id", "request_id", "rid", "sequence_id")
 _TOKEN = re.compile(r"token_id:(\d+)")
 
@@ -449,7 +449,7 @@ def is_response(record: Record) -> bool:
 
 
 def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]]:
-    """Return one row per sampled response (`choices` of OpenAI): id, log-probs, token ids, prompt and finish reason."""
+    """Return one row per sampled response, with id, log-probs, token ids, prompt and finish reason."""
     rows: list[dict[str, Any]] = []
     for number, record in enumerate(records):
         try:
@@ -468,7 +468,7 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
 
 
 def _body(record: Any) -> tuple[str, Record] | None:
-    """Return the kind of an engine's response, and the response without an object that a script put around it."""
+    """Return the kind of an engine's response, and the response, which a script may have stored in another object."""
     if not isinstance(record, Mapping):
         return None
     if isinstance(record.get("meta_info"), Mapping):
@@ -522,7 +522,7 @@ def _openai(body: Record) -> Iterator[dict[str, Any]]:
 
 
 def _token_ids(tokens: Sequence[Any]) -> list[int] | None:
-    """Return the ids from texts such as `token_id:123`, which vLLM writes if return_tokens_as_token_ids is set."""
+    """Parse token ids from texts such as `token_id:123`, which vLLM writes if return_tokens_as_token_ids is set."""
     matches = [_TOKEN.fullmatch(token) if isinstance(token, str) else None for token in tokens]
     return [int(match[1]) for match in matches if match] if matches and all(matches) else None
 
@@ -549,7 +549,7 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
 
 
 def _sampled(entry: Any, token: int | None) -> float:
-    """Return the log-prob of the sampled token. An entry can also contain other tokens, which may come first."""
+    """Return the log-prob of the sampled token. `entry` can also contain other tokens, also before this token."""
     if entry is None or isinstance(entry, (int, float)):
         return _number(entry)
     found = next(iter(entry.values())) if token is None else entry[str(token)] if str(token) in entry else entry[token]
@@ -591,5 +591,5 @@ def _prompt(ids: Any, found: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float:
-    """Convert a log-prob to a float. vLLM writes null if a token has no log-prob, and null becomes NaN."""
+    """Convert a log-prob to a float. Null, which vLLM writes if a token has no log-prob, becomes NaN."""
     return math.nan if value is None else float(value)

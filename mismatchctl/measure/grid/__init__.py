@@ -1,1 +1,1 @@
-"""Threshold grids: sums for many corrections that differ only in bounds."""
+"""Sums for the corrections of a sweep, which differ only in their bounds."""

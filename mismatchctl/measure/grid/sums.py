@@ -1,4 +1,4 @@
-"""Sums and metrics of families of corrections. A family has the same rules with different bounds (points of a grid)."""
+"""Sums and metrics of families. A family contains corrections with the same rules but different bounds."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ from mismatchctl.measure.sums import (
 )
 
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
-"""Tokens per block, and values per block and point. Blocks fit the CPU cache, but are not too small for numpy."""
+"""Maximum tokens per block, and values per block and column. Small blocks fit the CPU cache, large ones suit numpy."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
-"""Minimum number of sequences per block, and maximum number of values per column (8 MiB)."""
+"""Minimum number of sequences per block, unless a column would then have more than MOST_VALUES values (8 MiB)."""
 
 
 def block_columns(
@@ -89,12 +89,12 @@ def block_columns(
 
 
 def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Sum a table over all axes except the first axis and `axis`."""
+    """Sum a table over all its axes except axis 0 and `axis`."""
     return table if table.ndim == 2 else table.sum(axis=tuple(set(range(1, table.ndim)) - {axis}))
 
 
 class _BinnedPoints:
-    """Computes the columns of all points of a family at once. Tokens are counted in bins between the bounds."""
+    """Computes the columns of all corrections of a family at once, from sums over bins between their bounds."""
 
     def __init__(
         self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
@@ -159,7 +159,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return flags of the sequences that pass all gates on whole sequences. Also record the rejected tokens."""
+        """Return which sequences all gates on whole sequences keep (1.0 or 0.0). Also record rejected tokens."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -281,7 +281,7 @@ class _BinnedPoints:
     def _add_term(
         self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
     ) -> None:
-        """Add a summand to a column: a sum over bins, multiplied by powers of the bounds of each weight rule."""
+        """Add a term to the column `name`: `term` summed over bins, times powers of each weight rule's bounds."""
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
@@ -331,7 +331,7 @@ class _BinnedPoints:
 def evaluate_metrics(
     metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Return each metric at each point of a grid [groups, points]. An undefined value is NaN."""
+    """Return each metric for each group and point of the grid [groups, points]. An undefined value is NaN."""
     cells = len(totals["tokens"])
     with np.errstate(all="ignore"):
         return {
@@ -342,7 +342,7 @@ def evaluate_metrics(
 def standard_errors(
     metrics: Iterable[Metric], totals: Arrays, rows: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Compute standard errors by the delta method. `rows` are sums per cluster, and `totals` are sums over clusters."""
+    """Compute standard errors by the delta method from sums per cluster (`rows`) and over all clusters (`totals`)."""
     clusters, found = int(np.count_nonzero(rows["tokens"])), {}
     factor = clusters / (clusters - 1) if clusters > 1 else np.nan
     with np.errstate(all="ignore"):
@@ -354,7 +354,7 @@ def standard_errors(
 
 @dataclass(frozen=True)
 class FamilySums:
-    """Sums of one family in one group of sequences (a step, or its sequences with the same `--by` values)."""
+    """Sums of one family in one group. A group contains sequences with the same step and `--by` values."""
 
     totals: ClusterTable  # all columns: one row per micro-batch if weights are normalized, else one
     rows: tuple[ClusterTable, ...]  # columns stored by cluster, in parts that are not merged yet
@@ -368,7 +368,7 @@ class FamilySums:
         return self.totals.sums.size + sum(table.sums.size for table in self.rows)
 
     def __add__(self, other: FamilySums) -> FamilySums:
-        """Add two sums. To save time, rows are merged only if many rows were added."""
+        """Add the sums of two batches. To save time, `rows` are only merged after many rows were added."""
         first, *more = rows = self.rows + other.rows
         if 2 * sum(map(len, more)) > len(first):
             rows = (merge_tables(rows, GROUP_CAP),)
@@ -376,7 +376,7 @@ class FamilySums:
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
-    """Add up tables in the given order. If there are more than `cap` clusters, clusters are merged by hash."""
+    """Add up tables in the given order. If there are more than `cap` clusters, merge those with equal hash % `cap`."""
     clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
     if is_folded:
@@ -399,7 +399,7 @@ def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list
 def reduce_families(
     batch: TokenBatch, run: str, plan: MeasurePlan, families: Sequence[CorrectionFamily]
 ) -> FamilyCells:
-    """Sum each family over the groups of a batch. Empty sequences are only counted."""
+    """Compute the sums of each family for each group in a batch. Sequences without tokens are only counted."""
     batch, names, bounds = gather_cells(batch, run, plan.by)
     cells, scopes = np.repeat(np.arange(len(names)), np.diff(bounds)), scope_hashes(batch, plan)
     of_all, some = BatchRows(cells, np.zeros_like(scopes), scopes), batch.segments.nonempty
@@ -456,7 +456,7 @@ class _FamilyTable:
 
 @dataclass(frozen=True)
 class ClosedFamily:
-    """Final sums of one family in one group of sequences. Weights are normalized, and micro-batches are merged."""
+    """Final sums of one family in one group, with normalized weights and merged micro-batches."""
 
     # totals, maxima: columns at each point of the grid [1, ...]
     totals: Arrays
@@ -467,7 +467,7 @@ class ClosedFamily:
 
 
 def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
-    """Return the divisors of the weights per micro-batch of a step, or None if weights are not normalized."""
+    """Return the numbers that normalize the weights of a step, per micro-batch, or None without normalization."""
     rule, table = family.correction.weight, group.totals
     if rule is None or rule.normalize == "none":
         return None
@@ -475,7 +475,7 @@ def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors 
 
 
 def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors | None) -> ClosedFamily:
-    """Normalize the weights in the sums of a step or a part of it, merge micro-batches, and count clusters."""
+    """Normalize the weights in the sums of one group, merge micro-batches, and count clusters."""
 
     def normalized(layout: GridLayout, table: ClusterTable) -> Arrays:
         columns = layout.arrays(table.sums)
@@ -508,7 +508,7 @@ def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors
 
 @dataclass
 class FamilyRunSums:
-    """Final sums of one family over the steps of a run, or over the rows that have one value in a `--by` column."""
+    """Final sums of one family over all steps of a run, or over its sequences with one value of a `--by` column."""
 
     # totals, maxima: columns at each point of the grid [1, ...]
     totals: Arrays = field(default_factory=dict)
@@ -517,7 +517,7 @@ class FamilyRunSums:
     prompts: PromptCounter | None = None  # prompts so far, if the dump has prompt ids
 
     def add(self, closed: ClosedFamily, salt: np.uint64) -> None:
-        """Add the sums of a step. Its clusters count as new, except for prompts that occurred in earlier steps."""
+        """Add the sums of a step. Count its clusters as new clusters, except for prompts that were in earlier steps."""
         totals, rows = closed.totals, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salt))

@@ -1,4 +1,4 @@
-"""Families of corrections with the same rules and different bounds, and sums over bins between the bounds."""
+"""Families of corrections (same rules, different bounds), and sums over bins between the bounds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class BlockParts:
-    """A division of a block's sequences into parts. Each part is a micro-batch or a cluster."""
+    """Division of the sequences of a block into parts: into micro-batches, or into clusters."""
 
     index: Ints  # part of each sequence [S]
     count: int  # number of parts, each with at least one sequence
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Divide sequences into parts with equal values in `rows`. Also return the value of each part."""
+        """Put sequences with the same value in `rows` into one part. Also return the value of each part."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -46,7 +46,7 @@ class BlockParts:
 
     @cached_property
     def by_size(self) -> list[tuple[Ints, Ints | slice]]:
-        """Group the parts by their number of sequences. Return (parts, their sequences) for each number."""
+        """Return (parts, their sequences) for each number of sequences that a part can have."""
         sizes = np.diff(self.firsts, append=len(self.index))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
@@ -62,14 +62,14 @@ class BlockParts:
 
 
 def as_slice(places: Ints) -> Ints | slice:
-    """Return a slice if the indices are adjacent, because a slice avoids a copy. Else return the indices."""
+    """If the indices are adjacent, return a slice, which avoids a copy. Else return the indices."""
     adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
     return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
 
 
 @dataclass(frozen=True)
 class Term:
-    """A summand of a column: the values of another column, summed over intervals of bins and multiplied by a factor."""
+    """One term of a column that is a sum: the column `name`, summed over intervals of bins, times a factor."""
 
     name: str
     runs: BinIntervals | None = None  # intervals that the bins are summed over
@@ -79,7 +79,7 @@ class Term:
 
 @dataclass
 class BlockColumns:
-    """The columns of one block at the points of the grid."""
+    """The columns of one block for all corrections of a family (the points of its grid)."""
 
     parts: BlockParts  # the micro-batches of the block
     # sequences that pass the gates on whole sequences [S, 1, ..., variants]. Default: all sequences.
@@ -96,7 +96,7 @@ class BlockColumns:
     terms: dict[str, list[Term]] = field(default_factory=dict)
 
     def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
-        """Return a column at each point of the grid. `sums` contains the columns whose sum it is."""
+        """Return the column `name` at each grid point. `sums` contains the column or the columns of its terms."""
         if name not in self.terms:
             return self._at_points(sums[name])
         parts = []
@@ -113,12 +113,11 @@ class BlockColumns:
         return sums
 
     def totals(self, known: Arrays, within: BlockParts) -> Arrays:
-        """Sum each column per micro-batch. `known` are sums per cluster, and `within` assigns them to micro-batches."""
+        """Sum each column per micro-batch. `known` are sums per cluster, whose micro-batch is given by `within`."""
         rest = [name for name in (*self.passing, *self.fixed) if name not in known]
         return {name: within.sum(sums) for name, sums in known.items()} | self.sum_by(rest, self.parts) | self.summed
 
     def sum_by(self, names: Collection[str], parts: BlockParts) -> Arrays:
-        """Sum some columns over the sequences of each part."""
         names = [*dict.fromkeys(term.name for name in names for term in self.terms.get(name, [Term(name)]))]
         if self.flags is None:
             values = self.fixed | self.passing
@@ -134,7 +133,7 @@ class BlockColumns:
 
 
 def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
-    """Sum flags * columns over the sequences of each part."""
+    """Multiply the columns by the flags, and sum them over the sequences of each part."""
     alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
     for name, values in columns.items():
         alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
@@ -167,14 +166,14 @@ SMALL_WEIGHT = -3.0  # log of the weight below which sums of w - 1 and its squar
 
 @dataclass(frozen=True)
 class BinIntervals:
-    """Intervals of adjacent bins. `starts` contains the first bin of each interval, `stops` the bin after it."""
+    """Intervals of adjacent bins. Interval i contains the bins starts[i] to stops[i] - 1."""
 
     starts: Ints
     stops: Ints
 
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
-        """Return (pivot, intervals) such that each of these intervals contains the bin `pivot` or ends before it."""
+        """Divide the intervals into groups (pivot, intervals) with starts <= pivot <= stops."""
         left = np.flatnonzero(self.starts < self.stops)
         found = []
         while len(left):
@@ -185,7 +184,7 @@ class BinIntervals:
         return found
 
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
-        """Sum `table` over each interval along `axis`. Differences of cumulative sums would lose digits."""
+        """Sum `table` along `axis` over each interval. Differences of cumulative sums would be less exact."""
         table = np.moveaxis(table, axis, -1)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
@@ -200,7 +199,7 @@ class BinIntervals:
 
 
 def _cumulative_sums(values: Float64s) -> Float64s:
-    """Return the sums of the first 0, 1, 2, ... entries along the last axis."""
+    """Return cumulative sums along the last axis, starting with 0."""
     sums = np.empty((*values.shape[:-1], values.shape[-1] + 1))
     sums[..., 0] = 0.0
     np.cumsum(values, axis=-1, out=sums[..., 1:])
@@ -213,14 +212,14 @@ def _take_entries(values: Float64s, places: Ints) -> Float64s:
 
 @dataclass(frozen=True)
 class IntervalVariants:
-    """Several intervals of one quantity, such as the values that gates with different bounds keep."""
+    """Several intervals of one quantity, such as the values that each variant of a gate keeps."""
 
     edges: Float64s  # ascending. The bin of a value is the number of edges that are not above the value.
     inside: BinIntervals  # bins of each variant's interval
 
     @classmethod
     def from_bounds(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
-        """Build intervals low <= value < high. If low is -inf or high is NaN, there is no such bound."""
+        """Build the intervals low <= value < high. A low of -inf or a high of NaN means no bound."""
         edges = np.unique(np.concatenate([lows[lows > -np.inf], highs[~np.isnan(highs)]]))
         starts = np.where(lows == -np.inf, 0, np.searchsorted(edges, lows) + 1)
         stops = np.where(np.isnan(highs), len(edges) + 1, np.searchsorted(edges, highs) + 1)
@@ -228,7 +227,7 @@ class IntervalVariants:
 
     @classmethod
     def from_gates(cls, gates: Iterable[Gate]) -> IntervalVariants:
-        """Build the intervals of the values that gates keep, on the scale on which gates compare them."""
+        """Build the intervals of the values that gates keep, on the scale of the gates (such as the log ratio)."""
         bounds = [(*gate_bounds(gate), *gate.inclusive) for gate in gates]
         lows = [low if included else np.nextafter(low, np.inf) for low, _, included, _ in bounds]
         highs = [_exclusive_bound(high) if included else high for _, high, _, included in bounds]
@@ -254,7 +253,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Remove bins that are not in `bins`, and merge equal intervals. Also return new indices (intervals, bins)."""
+        """Remove all bins except `bins`, and merge equal intervals. Also return the new interval and bin indices."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
@@ -265,18 +264,18 @@ class IntervalVariants:
         return narrowed, of if narrowed.variants < self.variants else None, before[:-1]
 
     def sides(self, values: Float64s) -> tuple[Bools, Bools]:
-        """Return flags of the values below each interval, and flags of the values above it [values, intervals]."""
+        """Return two arrays of flags [values, intervals]: value below interval, value above interval."""
         bins = self.bin(values)[:, None]
         return bins < self.inside.starts, bins >= self.inside.stops
 
 
 def _exclusive_bound(bound: float) -> float:
-    """Convert an inclusive upper bound to an exclusive one. Infinity becomes NaN, which means no bound."""
+    """Convert an inclusive upper bound to an exclusive bound, and infinity to NaN, which means no bound."""
     return np.nan if bound == np.inf else float(np.nextafter(bound, np.inf))
 
 
 class WeightBounds:
-    """The bounds of several weight rules. Weights outside of the bounds are replaced by `low` or `high`."""
+    """The bounds of several weight rules, and the values (`low`, `high`) that replace weights outside of the bounds."""
 
     def __init__(self, rules: Sequence[Weight]) -> None:
         bounds = np.array([rule.bounds for rule in rules])
@@ -289,7 +288,7 @@ class WeightBounds:
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
     def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
-        """Return the largest weight, and minus the smallest weight, of each part, before and after the bounds."""
+        """Return the largest weight and the negated smallest weight of each part, before and after applying bounds."""
         ratios = weights.ratios
         ends = -parts.largest(-ratios.min_log_ratio), parts.largest(ratios.max_log_ratio)
         low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
@@ -300,13 +299,13 @@ class WeightBounds:
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
 
     def factor(self, low: int, high: int, origin: float = 0.0) -> Float64s:
-        """Return (self.low - origin)^low * (self.high - origin)^high for each weight rule, or 0 if it is infinite."""
+        """Return (self.low - origin)^low * (self.high - origin)^high per weight rule, or 0 if this is not finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             made: Float64s = (self.low - origin) ** low * (self.high - origin) ** high
         return np.where(np.isfinite(made), made, 0.0)
 
     def _within(self, weights: Weights, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
-        """Return the smallest and largest weight of each part if weights outside of the bounds are set to 0."""
+        """Return the smallest and the largest weight of each part. Weights outside of the bounds count as 0."""
         thresholds = self.thresholds
         places = parts * thresholds.bins + thresholds.bin(weights.raw_excess + 1.0)
         low, high = np.full((count, thresholds.bins), np.inf), np.full((count, thresholds.bins), -np.inf)
@@ -326,7 +325,7 @@ class WeightBounds:
 
 @dataclass(frozen=True)
 class TokenBins:
-    """The bin of each token. Only tokens outside of the most frequent bin are stored, which is faster."""
+    """The bin of each token. To save time, only tokens that are not in the most common bin are stored."""
 
     thresholds: IntervalVariants
     common: int  # bin of most tokens
@@ -349,7 +348,7 @@ class TokenBins:
 def sum_token_table(
     rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> list[Float64s]:
-    """Sum each column by sequence and by the token's bin in every rule. A column that is None counts tokens."""
+    """Sum each column per sequence and combination of bins (one bin per rule). A column that is None counts tokens."""
     sizes = [rule.thresholds.bins for rule in rules]
     cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
     if len(rules) > 1:
@@ -376,12 +375,12 @@ def sum_token_table(
 
 
 _MOST_CELLS = 1 << 14
-"""Maximum number of combinations of bins in a token table. If there are more, points are evaluated one by one."""
+"""Maximum number of combinations of bins. If a family has more, its corrections are evaluated one by one."""
 
 
 @dataclass(frozen=True)
 class CorrectionGrid:
-    """The corrections of a sweep. A point combines one variant of the weight rule with one variant of each gate."""
+    """The corrections of a sweep. Each correction combines one variant of the weight rule and one of each gate."""
 
     base: Correction  # a correction. The other corrections differ from it only in their rules.
     weights: tuple[Weight | None, ...]  # variants of the weight rule
@@ -395,18 +394,18 @@ class CorrectionGrid:
 
 
 SHARED_COLUMNS = ("tokens", "sequences")
-"""Columns of every table that corrections do not change."""
+"""Columns that every table has, and that do not depend on the correction."""
 EMPTY_COLUMN = "empty_sequences"
-"""Column with the number of sequences without tokens, in the tables of totals."""
+"""Column of the tables `totals` with the number of sequences without tokens."""
 CLUSTER_COLUMNS = (
     "kept", "touched", "weight_excess", "kept_excess", "squared_kept_weight", "sequence_weight",
     "squared_sequence_weight",
 )  # fmt: skip
-"""Columns that are also stored by cluster, for standard errors of the main metrics and for empty prompts."""
+"""Columns that are also stored by cluster, to compute standard errors and to count prompts without kept tokens."""
 
 
 class GridLayout:
-    """Stores arrays in the columns of a table. An array has the axes of a grid."""
+    """Places arrays, each with the axes of a grid, next to each other in the columns of a table."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
@@ -419,7 +418,7 @@ class GridLayout:
 
 
 class GridLayouts(NamedTuple):
-    """Where the tables of a family store their columns: sums, maxima, and sums by cluster."""
+    """The layouts of a family's three tables: sums, maxima, and sums by cluster."""
 
     totals: GridLayout
     maxima: GridLayout
@@ -428,7 +427,7 @@ class GridLayouts(NamedTuple):
 
 @dataclass(frozen=True)
 class CorrectionFamily:
-    """Corrections with the same rules and different bounds: weight rules combined with variants of each gate."""
+    """Corrections with the same rules and different bounds: combinations of variants of the weight and of each gate."""
 
     weights: tuple[Weight | None, ...]  # variants of the weight rule. A single None if every weight is 1.
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in order
@@ -439,11 +438,11 @@ class CorrectionFamily:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Return the shape of the grid: number of weight rules, and number of variants of each gate in `order`."""
+        """Return the shape of the grid: the number of variants of the weight rule, and of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
-        """Return the shape of a column in the grid. An axis on which the column does not depend has the length 1."""
+        """Return the shape of a column that depends on the axes `along`. All other axes have the length 1."""
         gates = range(1, len(self.grid))
         axes: dict[GridAxis, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
         axes |= {gate: (axis,) for axis, gate in enumerate(self.order, 1)}
@@ -469,7 +468,7 @@ class CorrectionFamily:
 
     @cached_property
     def cells(self) -> int:
-        """Return the number of combinations of bins that a token can be in."""
+        """Return the number of combinations of bins, with one bin per rule, in which a token can be."""
         weight, rules = self.correction.weight, list(self.thresholds[: self.token_gates])
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
@@ -477,7 +476,7 @@ class CorrectionFamily:
 
     @property
     def width(self) -> int:
-        """Return the approximate number of values per sequence in each column."""
+        """Return the largest number of values that a column can have per sequence."""
         return max(math.prod(self.grid), self.cells if self.is_binned else 1)
 
     @cached_property
@@ -490,7 +489,7 @@ class CorrectionFamily:
 
     @cached_property
     def veto(self) -> int | None:
-        """Return the position of the first veto in `order`, or None."""
+        """Return the position in `order` of the first veto, or None."""
         first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
         return None if first is None else self.order.index(first)
 
@@ -542,7 +541,7 @@ def _weight_kind(weight: Weight | None) -> Hashable:
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Return True if sums over bins are enough to evaluate all points: no gate sees the result of another gate."""
+    """Return True if sums over bins are enough to evaluate all points. No gate may use another gate's result."""
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:
         return False

@@ -1,4 +1,4 @@
-"""Kernel for large dumps, with compiled loops."""
+"""The kernel for large dumps, which calls compiled loops."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ search_sequences = CompiledLoop(_LOOPS, "search_sequences")
 _NO_PLACES, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0)
 _NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES, _NO_PLACES)
 _SEARCH_BUFFER_SIZE = 1 << 14
-"""Tokens that a search can return with its usual buffer. If there are more, a second search uses a larger buffer."""
+"""Number of tokens that a search can find at first. If there are more, the search is repeated with a larger buffer."""
 
 
 def _row_property(name: str, *places: int) -> Any:
-    """Return a property that reads one entry of another attribute, such as `sums[0][3]`."""
+    """Return a property whose value is one entry of the attribute `name`, such as `sums[0][3]`."""
     return property(lambda ratios: reduce(getitem, places, getattr(ratios, name)))
 
 
 class CompiledRatios(Ratios):
-    """Ratios that compute all their terms together on first use."""
+    """Ratios whose per-token terms are computed all at once, in a compiled loop, when one of them is first used."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         super().__init__(_to_loop_array(policy), _to_loop_array(reference), segments)
 
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
-        """Return sums and maxima per sequence, as if there were no masked tokens between the valid tokens."""
+        """Return sums and maxima per sequence. All valid tokens of a sequence count as adjacent."""
         first = np.zeros(len(self.segments), np.int64)
         return COMPILED_KERNEL.reduce_tokens(self, None, SequencePlaces(first, first, first), _NO_PAIR)
 
@@ -80,7 +80,7 @@ def _to_loop_array(values: Floats) -> Floats:
 
 
 class CompiledKernel(Kernel):
-    """The kernel with compiled loops."""
+    """Computes sums over tokens in compiled loops."""
 
     def compute_ratios(self, policy: Floats, reference: Floats, segments: Segments) -> Ratios:
         return CompiledRatios(policy, reference, segments)
@@ -96,7 +96,7 @@ class CompiledKernel(Kernel):
         pair: PairTables,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """See `Kernel.reduce_tokens`. Nothing is added to tables without rows."""
+        """See `Kernel.reduce_tokens`. Tables without rows are skipped."""
         assert isinstance(ratios, CompiledRatios)
         sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
         maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)

@@ -1,4 +1,4 @@
-"""Kernel for GPUs: blocks are copied to the GPU and reduced there with torch."""
+"""The kernel for GPUs, which copies blocks to the GPU and reduces them there with torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mismatchctl.measure.kernels.kernel import Kernel
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy values to a GPU asynchronously, from page-locked memory."""
+    """Copy values to a GPU without waiting for the copy to end. Page-locked memory makes this possible."""
     buffer = torch.empty(values.shape, dtype=_torch_dtype(values.dtype), pin_memory=device.type == "cuda")
     np.copyto(buffer.numpy(), values)
     return buffer.to(device, non_blocking=True)
@@ -39,7 +39,7 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
 
 
 class DeviceArray(NDArrayOperatorsMixin):
-    """Values per token [T] on a GPU."""
+    """An array with one value per token on a GPU, for use in numpy functions."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -69,7 +69,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return len(self.tensor)
 
     def __getitem__(self, tokens: Ints | DeviceArray) -> NDArray[Any] | DeviceArray:
-        """Select values by index. An index array on the CPU gives a numpy array, and one on the GPU a DeviceArray."""
+        """Select values by index. Indices on the CPU give a numpy array. Indices on the GPU give a DeviceArray."""
         if isinstance(tokens, DeviceArray):
             return DeviceArray(self.tensor[tokens.tensor])
         return to_host(self.tensor[to_device(tokens, self.tensor.device)])
@@ -101,7 +101,7 @@ def _to_operand(value: Any) -> Any:
 
 
 def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
-    """Select values as `np.where` does. If the two values are numbers, the result is float64."""
+    """Select values like `np.where`. If `one` and `other` are plain numbers, the result is float64."""
     if not isinstance(one, Tensor) and not isinstance(other, Tensor):
         one = torch.as_tensor(one, dtype=torch.float64, device=condition.device)
     return torch.where(condition, one, other)
@@ -132,7 +132,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class DeviceSegments(Segments):
-    """Segments whose tokens are on a GPU. Values per segment are numpy arrays."""
+    """Segments with per-token values on a GPU and per-segment values in numpy."""
 
     device: torch.device
 
@@ -159,7 +159,7 @@ _REDUCTIONS: dict[Any, str] = {np.add: "sum", np.minimum: "min", np.maximum: "ma
 
 
 def reduce_segments(values: Tensor, reduction: str, lengths: Tensor, empty: float = 0.0) -> Tensor:
-    """Return the sum, minimum or maximum of each segment in float64. The order of additions is fixed."""
+    """Return the sum, minimum or maximum of each segment in float64. Sums are reproducible."""
     doubles = values.to(torch.float64)
     reduced: Tensor = torch.segment_reduce(doubles, reduction, lengths=lengths, initial=empty, unsafe=True)  # type: ignore[no-untyped-call, unused-ignore]
     return reduced
@@ -175,7 +175,7 @@ def to_tensor(values: NDArray[Any]) -> Tensor:
 
 
 BLOCK_TOKENS = 1 << 20
-"""Tokens per block, enough to occupy a GPU. A thread uses about 150 MB of GPU memory, 350 MB with current log-probs."""
+"""Tokens per block, enough to keep a GPU busy. A thread needs 150 MB of GPU memory, 350 MB with current log-probs."""
 
 
 def accelerators() -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def accelerators() -> tuple[str, ...]:
 
 
 class DeviceKernel(Kernel):
-    """The arithmetic over tokens on GPUs. Each thread uses one GPU."""
+    """Computes sums over tokens on GPUs. Each thread uses one GPU."""
 
     evaluates_all_tokens = True
 
@@ -206,7 +206,7 @@ class DeviceKernel(Kernel):
                 yield start, replace(block, segments=DeviceSegments(block.segments.offsets, device), **copied)
 
     def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
-        """See `Kernel.add_by_bin`. Tokens are sorted first, so that the order of additions is fixed."""
+        """See `Kernel.add_by_bin`. Tokens are sorted first, so that sums are reproducible."""
         bin_of = to_tensor(where)
         counts = torch.bincount(bin_of, minlength=len(table))
         order = torch.argsort(bin_of, stable=True) if columns else None
@@ -214,7 +214,7 @@ class DeviceKernel(Kernel):
         table += to_host(torch.stack([counts.to(torch.float64), *sums], dim=1)).astype(table.dtype)
 
     def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-        """See `Kernel.find_outside`. The sequences must be in order."""
+        """See `Kernel.find_outside`. `sequences` must be ascending."""
         chosen = np.zeros(len(ratios.segments), np.bool_)
         chosen[sequences] = True
         outside = (ratios.log_ratio <= low) | (ratios.log_ratio >= high)
@@ -222,7 +222,7 @@ class DeviceKernel(Kernel):
 
 
 class _DeviceThread(threading.local):
-    """State of a thread: the number that selects its GPU, and its stream on each GPU."""
+    """State of a thread: a number that selects the thread's GPU, and its CUDA streams."""
 
     _turns = itertools.count()
 

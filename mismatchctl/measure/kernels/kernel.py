@@ -1,4 +1,4 @@
-"""The arithmetic over tokens in numpy. Other kernels replace parts of this kernel."""
+"""The kernel that computes sums over tokens in numpy. Other kernels are subclasses that replace its slow parts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS
 from mismatchctl.core.ratios import Ratios
 
 BUCKETS = 64
-"""Clusters are divided by hash into this number of buckets. Differences between buckets give intervals of quantiles."""
+"""Number of buckets to which clusters are assigned by hash. Their differences give the intervals of quantiles."""
 JOINT_CELLS = 128
-"""Cells per side in the joint histogram of rollout and train probability."""
+"""The joint histogram of rollout and train probability has this number of cells along each axis."""
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
-"""Quantities that K3 is broken down by, with their bins."""
+"""Quantity by which K3 is broken down -> its bins."""
 
 BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
-"""Number of sums per bin of a breakdown, and the breakdowns that have two more sums per bin."""
+"""Number of sums per bin, and the breakdowns that have two more sums per bin (see `RunTables.breakdowns`)."""
 
 
 class PairTables:
-    """Tokens and K3 by log ratio for a pair of policies. A row belongs to one group of sequences and one bucket."""
+    """Tables of token counts and K3 by log ratio, for a pair of policies. Each row is for one group and one bucket."""
 
     def __init__(self, cells: Ints | None = None, buckets: Ints | None = None) -> None:
         cells = np.zeros(BUCKETS, np.int64) if cells is None else cells
@@ -40,7 +40,7 @@ class PairTables:
 
 @dataclass
 class RunTables:
-    """Sums over tokens for the mismatch (train and rollout), which the kernel updates in place."""
+    """Sums over the tokens of a run for the pair train and rollout. The kernel updates them in place."""
 
     layers: Float64s  # tokens and K3 by cluster, from `new_layer_table`
     # by quantity, [BUCKETS, bins, sums]: tokens, |log ratio| and K3. SHIFTED_BREAKDOWNS also have the log ratio and 1
@@ -57,7 +57,7 @@ class RunTables:
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """The rows of tables to which the tokens of each sequence are added."""
+    """The table rows to which the tokens of each sequence are added."""
 
     rows: Ints  # row of the pair's tables [S]
     buckets: Ints  # bucket of the sequence's cluster [S], which is the row of the run's tables
@@ -68,7 +68,7 @@ class SequencePlaces:
 
 
 class Kernel:
-    """The arithmetic over tokens in numpy, for small dumps and as the reference for other kernels."""
+    """Computes sums over tokens in numpy, for small dumps. Other kernels must give the same results."""
 
     device: str | None = None  # name of the device, if it is not the CPU
     evaluates_all_tokens = False  # True if selecting sequences costs more than it saves
@@ -77,7 +77,7 @@ class Kernel:
         return Ratios(policy, reference, segments)
 
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
-        """Yield blocks of a suitable size, each with the index of its first sequence."""
+        """Yield (index of the first sequence, block) for blocks of a size that suits the kernel."""
         return batch.blocks()
 
     def reduce_tokens(
@@ -89,7 +89,7 @@ class Kernel:
         pair: PairTables,
         run: RunTables | None = None,  # sums of the mismatch in the run. None for other pairs.
     ) -> tuple[Float64s, Float64s]:
-        """Return the TOKEN_SUMS and TOKEN_MAXIMA of each sequence, and add the tokens to the tables."""
+        """Return the TOKEN_SUMS and TOKEN_MAXIMA of each sequence. Add all tokens to the tables `pair` and `run`."""
         spread, signed, k3 = ratios.segments.spread, bins.signed_bin(ratios.log_ratio), ratios.k3
         rows, cells = spread(places.rows), spread(pair.cells[places.rows])
         self.add_by_bin(pair.tokens.reshape(-1, 1), rows * MAGNITUDE_BINS + bins.magnitude_bin(signed))
@@ -112,7 +112,7 @@ class Kernel:
         return _sum_tokens(ratios, at)
 
     def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
-        """Add each token to the row `where` of a table: 1 to the first column, and its values to the other columns."""
+        """For each token, add 1 to the first column of the row `where`, and its values in `columns` to the others."""
         for sums, values in zip(table.T, (None, *columns), strict=True):
             if len(sums) < len(where):
                 sums += np.bincount(where, values, len(sums))

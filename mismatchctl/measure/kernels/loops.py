@@ -1,4 +1,4 @@
-"""Compiled loops over tokens, which compute sums per sequence and find tokens with large log ratios."""
+"""Loops over tokens, compiled by numba. They compute sums per sequence and find tokens with large log ratios."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _LOG2_E = 1 / math.log(2)
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 to 33 more bits
 _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
 SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
-"""Range of exponents. exp of a smaller exponent gives 0, and exp of a larger exponent overflows."""
+"""Range of x in which exp(x) can be computed. For smaller x, it counts as 0. For larger x, it overflows."""
 _FAR_LIMIT = 700.0
-"""exp of arguments with a larger magnitude may lose digits."""
+"""If |x| is larger, exp(x) may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
 
 
@@ -65,7 +65,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
 
 @compile_terms
 def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """Return exp(x) - 1, K3 of x, and exp(q). `x_within` and `q_within` are x and q within the range of exponents."""
+    """Return exp(x) - 1, K3 of x, and exp(q). `x_within` and `q_within` are x and q, clipped to the possible range."""
     k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
@@ -75,7 +75,7 @@ def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, flo
 
 @compile_loop
 def _largest_magnitude(policy: Any, reference: Any) -> Any:
-    """Return the largest absolute value of all log ratios and reference log-probs. Without tokens, return 0."""
+    """Return the largest |log ratio| or |reference log-prob| of all tokens, 0 without tokens."""
     farthest = float32(0.0)
     for j in range(len(policy)):
         apart, own = float32(policy[j] - reference[j]), float32(reference[j])
@@ -87,7 +87,7 @@ def _largest_magnitude(policy: Any, reference: Any) -> Any:
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Compute the per-token terms of Ratios. Probabilities are only computed if there are arrays for them."""
+    """Write the per-token terms of Ratios to arrays. If `reference_prob` is empty, skip the probabilities."""
     if not len(reference_prob):
         for j in range(len(policy)):
             x = float64(policy[j]) - float64(reference[j])
@@ -110,7 +110,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Recompute the few terms whose exponent is so large that exp overflows or loses digits."""
+    """Recompute the terms of tokens for which exp overflows or loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:
@@ -133,7 +133,7 @@ def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
 ) -> tuple[float, float]:  # fmt: skip
-    """Add up TOKEN_SUMS and TOKEN_MAXIMA, except for neighbors. Return the smallest and the largest log ratio."""
+    """Update the TOKEN_SUMS (without neighbors) and TOKEN_MAXIMA. Return the smallest and the largest log ratio."""
     # two loops, because the sums of one loop must fit 16 registers
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     lowest = highest = x[0]
@@ -178,7 +178,7 @@ _LOW_BOUNDS, _HIGH_BOUNDS = INTERVALS
 
 @compile_loop
 def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
-    """Count the tokens outside of each of INTERVALS. Stop at the first interval that contains all log ratios."""
+    """Count the tokens outside of each of the INTERVALS. Stop at the first interval that contains all log ratios."""
     for place in range(len(outside)):
         low, high = _LOW_BOUNDS[place], _HIGH_BOUNDS[place]
         if lowest >= low and highest <= high:
@@ -191,7 +191,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add up number, products and sums of adjacent log ratios. If `position` is empty, all neighbors are adjacent."""
+    """Add up number, products and sums of pairs of adjacent log ratios. If `position` is empty, no token is masked."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):
@@ -212,14 +212,14 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 
 @compile_loop
 def _clamp(value: Any, most: int) -> int:
-    """Convert a number to a 32-bit integer from 0 to `most`. Vector code is faster with 32 bits."""
+    """Convert a number to an integer from 0 to `most`. It has 32 bits, because vector code is then faster."""
     found: int = min(max(int32(value), int32(0)), int32(most))
     return found
 
 
 @compile_loop
 def _tally_ratios(x: Any, k3: Any, tokens: Any, sums: Any, places: Any) -> None:
-    """Count tokens by magnitude of the log ratio (`tokens`), and add tokens and K3 by signed bin (`sums`)."""
+    """Count tokens by magnitude bin in `tokens`. Add up tokens and K3 by signed bin in `sums`."""
     magnitude, signed = places
     for j in range(len(x)):  # bins in a separate loop, which vectorizes
         bits = float_to_bits(float32(x[j]))
@@ -240,7 +240,7 @@ def _bin_parameters(kind: OctaveBins) -> _BinParameters:
 
 _POSITION, _SURPRISAL = _bin_parameters(BREAKDOWNS["position"]), _bin_parameters(BREAKDOWNS["surprisal"])
 _POSITION_ENDS = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
-"""First position + 1 after each bin."""
+"""End of each bin: the lowest value of position + 1 that is above the bin."""
 
 
 @compile_loop
@@ -260,14 +260,14 @@ def _place_surprisal(reference: Any, where: Any) -> None:
 _SURPRISAL_BINS_ABOVE = tuple(
     int(np.count_nonzero(place < PROBABILITY_BIN_BY_SURPRISAL)) for place in range(len(PROBABILITY_EDGES))
 )
-"""For each edge of the probability bins, the number of surprisal bins at higher probabilities."""
+"""Number of surprisal bins above each of the PROBABILITY_EDGES."""
 _CAP_COUNT = len(K3_CAPS)
 _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 
 
 @compile_loop
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
-    """Compute the index of each token in `layers`, from its K3 and from the index of its surprisal's bin."""
+    """Compute the index of each token in the flat table `layers` from its K3 and its surprisal bin."""
     for j in range(len(k3)):
         place = int32(0)
         for edge in _SURPRISAL_BINS_ABOVE:
@@ -307,7 +307,7 @@ def _sum_sizes(x: Any, k3: Any) -> tuple[float, float]:
 
 @compile_loop
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
-    """Add tokens to the bins of their positions. If `position` is empty, the first token has the position `first`."""
+    """Add tokens to the bins of their positions. If `position` is empty, positions are `first`, `first` + 1, ..."""
     start = 0
     while start < len(x):
         if len(position):
@@ -333,9 +333,9 @@ def reduce_sequences(
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any,
 ) -> None:  # fmt: skip
-    """Add the tokens of the sequences in `order` to all sums and tables. `order` is sorted by row.
+    """Add the tokens of all sequences to all sums and tables. `order` contains sequence indices, sorted by row.
 
-    `terms` and `bins_of` are buffers for up to TILE tokens. `terms[0, 0]` is the log ratio of the token before them.
+    `terms` and `bins_of` are buffers for up to TILE tokens. `terms[0, 0]` is the log ratio of the previous token.
     """
     x, exp_minus_one, k3, policy_prob, reference_prob = terms[0], terms[1], terms[2], terms[3], terms[4]
     where, layer, cell = bins_of[0], bins_of[1], bins_of[2]
@@ -365,7 +365,7 @@ def reduce_sequences(
 
 @compile_loop
 def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
-    """Mark log ratios <= `low` or >= `high`. With flags instead of indices, the loop uses vector instructions."""
+    """Set a flag for each log ratio <= `low` or >= `high`. Unlike indices, flags allow vector instructions."""
     for j in range(len(policy)):
         x = np.float64(policy[j]) - np.float64(reference[j])
         marks[j] = (x <= low) | (x >= high)
@@ -375,7 +375,7 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Write the indices of log ratios <= `low` or >= `high` to `found`. Return their number, which can be larger."""
+    """Write the indices of log ratios <= `low` or >= `high` to `found`, as far as they fit. Return their number."""
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
         for start in range(offsets[i], offsets[i + 1], TILE):
@@ -394,7 +394,7 @@ def search_sequences(
 
 @compile_sums
 def _add_level_terms(rollout: Any, train: Any, valid: Any, cap: float, sums: Any) -> None:
-    """Compute the sums of one sequence. If the constant is the first argument, `min` and `max` ignore a NaN."""
+    """Compute the LevelTerms of one sequence. `min` and `max` ignore NaN only if the constant is the first argument."""
     finite = identical = size = certain = 0.0
     for j in range(len(train)):
         x = abs(float64(train[j]) - float64(rollout[j]))
@@ -409,7 +409,7 @@ def _add_level_terms(rollout: Any, train: Any, valid: Any, cap: float, sums: Any
 
 @compile_loop
 def sum_level_terms(rollout: Any, train: Any, valid: Any, offsets: Any, cap: float, sums: Any) -> None:
-    """Write the four LevelTerms of each sequence to `sums`. A |log ratio| above `cap` counts as `cap`."""
+    """Write the four LevelTerms of each sequence to `sums`. Each |log ratio| is at most `cap`."""
     for i in range(len(offsets) - 1):
         tokens = slice(offsets[i], offsets[i + 1])
         _add_level_terms(rollout[tokens], train[tokens], valid[tokens], cap, sums[i])

@@ -52,7 +52,7 @@ from mismatchctl.measure.sums import (
 _EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1 -> column with the number of tokens
 _FACTOR_COLUMNS = ("weight_excess", "tokens", "mean_excess", "sequences", "empty_sequences")
 _LINEAR_COLUMNS = ("sequence_weight", "loss", "loss_mean", "gradient_product")
-"""Columns that are linear in the weights. Columns of the loss only exist if the dump allows losses."""
+"""Columns that are proportional to the weights. The last three only exist if a loss can be computed."""
 _LOSS_COLUMNS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
 _CANCELLATION_LIMIT = 1e-14  # relative to the sum of (w - 1)^2: a smaller sum of squares is rounding error
 _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
@@ -60,7 +60,7 @@ _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_g
 
 @dataclass(frozen=True)
 class ScopeFactors:
-    """Numbers by which the weights of a step are divided, one per micro-batch."""
+    """Numbers by which the weights of a step are divided to normalize them, one per micro-batch."""
 
     scopes: Hashes  # hash of each micro-batch [M], ascending
     factors: Float64s  # by correction, or along a grid [M, ...]
@@ -70,7 +70,7 @@ class ScopeFactors:
 
 
 def normalization_factors(rule: Weight, columns: Mapping[str, Float64s], scopes: Hashes) -> ScopeFactors:
-    """Compute the divisor of the weights per micro-batch from sums of a step. `scopes` are the rows' micro-batches."""
+    """Compute by which number to divide the weights of each micro-batch. `columns` are sums of a step by `scopes`."""
     names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
     excess, number = (columns[name] for name in names)
     if counts_empty(rule):  # empty sequences count with weight 0
@@ -90,7 +90,7 @@ def counts_empty(rule: Weight | None) -> bool:
 
 
 def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
-    """Return the divisor of each correction's weights per micro-batch of a step. Without normalization, it is 1."""
+    """Return by which number to divide the weights of each correction in each micro-batch (1: no normalization)."""
     scopes = np.unique(table.scopes)
     factors = np.ones((len(scopes), len(plan.corrections)))
     for index, correction in enumerate(plan.corrections):
@@ -102,7 +102,7 @@ def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
 
 
 def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSums:
-    """Normalize the weights in the sums of a step or a part of it, merge rows per cluster, and count clusters."""
+    """Normalize the weights in the sums of one group, merge the rows of each cluster, and count clusters."""
     table, width, corrections = cell.table, len(plan.sums), len(plan.corrections)
     sums = np.zeros((width + 2 * corrections + 1, len(table))).T
     sums[:, :width], maxima = table.sums, table.maxima.copy(order="K")
@@ -129,7 +129,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
 
 
 def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
-    """Merge the sums of several steps in the given order. Clusters of different steps stay separate."""
+    """Merge the sums of several steps in the given order, but keep clusters of different steps apart."""
     tables = [cell.table for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell.pairs)
     pairs = {name: PairSums.combine([cell.pairs[name] for cell in cells if name in cell.pairs]) for name in names}
@@ -137,7 +137,7 @@ def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
 
 
 def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
-    """Return the new values of the columns that change when a correction's weights are divided by `factor`."""
+    """Return the columns that change if the weights of a correction are divided by `factor`, with their new values."""
     shift, found = 1 - factor, {}  # w/F - 1 = (w - 1 + shift) / F
     for name, count in _EXCESS_COUNTS.items():
         found[name] = (columns[name] + columns[count] * shift) / factor
@@ -153,7 +153,7 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
-    """Return the columns of a complete step: its sums, and numbers of clusters and of clusters without kept tokens."""
+    """Return the columns of a complete step: sums, number of clusters, and number of clusters without kept tokens."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
@@ -167,11 +167,11 @@ def closed_axis(plan: MeasurePlan) -> TableAxis:
 
 Estimates = dict[str, Estimate]
 IMAGINARY_STEP = 1e-100
-"""Step of the complex-step derivative. The derivative is exact because the step is negligible next to every total."""
+"""Step of the complex-step derivative. It is so small that the derivative is exact."""
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
-    """List the metrics of a pair of policies, with the prefix of the pair in their names."""
+    """Return the metrics of a pair of policies. Their names begin with the prefix of the pair."""
     own = tuple(
         replace(
             metric,
@@ -187,7 +187,6 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
 
 
 def _describe_substitution(pair: Pair) -> str:
-    """Describe how a pair differs from the mismatch, for example "current instead of train"."""
     sides = ((pair.policy, "train"), (pair.reference, "rollout"))
     return " and ".join(f"{policy} instead of {side}" for policy, side in sides if policy != side)
 
@@ -198,7 +197,7 @@ def other_metrics() -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class EstimateRow:
-    """The metrics of several steps: metrics of the dump, and metrics of each correction."""
+    """Metrics of several steps: those of the dump, and those of each correction."""
 
     metrics: Estimates
     corrections: list[Estimates]
@@ -216,7 +215,7 @@ def _join_estimates(parts: Sequence[Estimates]) -> Estimates:
 
 
 class _GroupSums:
-    """Sums of several steps: rows per cluster, and totals per step."""
+    """Sums of several steps: per cluster, and in total per step."""
 
     def __init__(self, groups: Sequence[CellSums]) -> None:
         sizes = np.array([len(group.table) for group in groups])
@@ -230,11 +229,11 @@ class _GroupSums:
 
 
 _Section = tuple[tuple[Metric, ...], Collection[str]]
-"""(metrics of a section, keys of its metrics without standard errors)."""
+"""(metrics of the dump, a pair or a correction; keys of the metrics without standard errors)."""
 
 
 class Evaluator:
-    """Evaluates the metrics of a plan. Each formula is evaluated once for all steps together."""
+    """Evaluates the metrics of a plan. To save time, each formula is evaluated once for an array of all steps."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         self.plan = plan
@@ -321,7 +320,7 @@ class Evaluator:
 
 
 def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict[str, list[NDArray[Any]]]:
-    """Return the value, the interval and the coverage of each quantile of a section, for all steps."""
+    """Return value, interval and coverage for all steps, by the key of each metric that is a quantile."""
     quantiles = {metric.key: metric.quantile for metric in section[0] if metric.quantile is not None}
     sure, found = any(key not in section[1] for key in quantiles), []
     for own in tails:
@@ -335,7 +334,7 @@ def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict
 
 
 class ColumnReader:
-    """Reads columns by name, and records the names. To compute a derivative, it adds an imaginary part to `moved`."""
+    """Reads columns by name and records names. For derivatives, it adds an imaginary step to the column `moved`."""
 
     def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
         self._read, self._moved = read, moved
@@ -348,7 +347,7 @@ class ColumnReader:
 
 
 def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], shape: tuple[int, ...]) -> Float64s:
-    """Evaluate a metric from sums and maxima. If the metric needs a histogram, return NaN."""
+    """Evaluate a metric from sums and maxima, or return NaN if the metric needs a histogram."""
     value: Any = np.nan
     if metric.formula is not None:
         value = metric.formula(totals)
@@ -358,7 +357,7 @@ def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], s
 
 
 def formula_slopes(metric: Metric, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (column, derivative of the metric with respect to the column) for each column that the formula reads."""
+    """Yield (column, derivative of the metric by the column) for each column that the metric's formula reads."""
     assert metric.formula is not None
     reader = ColumnReader(read)
     metric.formula(reader)
@@ -382,16 +381,16 @@ REPEATED_METRICS = frozenset(
         *("ppl_ratio", "log_ppl_diff_min", "log_ppl_diff_max", "khat_token", "khat_sequence"),
     )
 )
-"""Metrics of other pairs that are not kept per step, because they repeat other metrics or need more tokens."""
+"""Metrics of pairs except the mismatch that are not kept per step. They repeat other metrics or need more tokens."""
 _SPREAD_KEYS = frozenset(metric.key for metric in SPREAD_METRICS)
 METRICS_NOT_BY_STEP = (
     REPEATED_METRICS
     | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
     | _SPREAD_KEYS - {"beyond_2", "parity_tokens"}
 )
-"""REPEATED_METRICS and other metrics that are not kept per step, because there may be a thousand steps."""
+"""All metrics that are not kept per step. This saves memory if there are a thousand steps."""
 OTHER_PAIR_METRICS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD_KEYS
-"""Metrics of pairs other than the mismatch, and of the spread of ratios."""
+"""Metrics of all pairs except the mismatch, and of the spread of ratios."""
 METRICS_WITH_GROUP_ERRORS = frozenset(
     ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 )
@@ -399,7 +398,7 @@ OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for ke
 
 
 NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
-"""(run, step, micro-batch hash, divisor of each correction's weights)."""
+"""List of (run, step, micro-batch hash, number by which the weights of each correction are divided)."""
 
 
 CellT = TypeVar("CellT")
@@ -407,7 +406,7 @@ GroupCells = dict[tuple[LabelValue, ...], CellT]
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Merges the sums of steps in input order. To limit memory, complete steps are replaced by their metrics."""
+    """Merges sums of the same step, in the order of the input. Final sums replace complete steps, to limit memory."""
 
     # Complete steps are evaluated together when they have about this number of sums.
     closing_size: ClassVar[int] = 1 << 22
@@ -426,7 +425,7 @@ class GroupMerger(ABC, Generic[CellT]):
 
     @abstractmethod
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellT]]) -> None:
-        """Compute the final sums of complete steps. `groups` are the sums of each step by `--by` values."""
+        """Compute the final sums of complete steps. `groups` contains the sums of each step, by `--by` values."""
 
     def merge(self, run: str, step: LabelValue, values: tuple[LabelValue, ...], cell: CellT) -> None:
         """Add sums to a step. If the step was complete, it becomes incomplete again."""
@@ -443,7 +442,7 @@ class GroupMerger(ABC, Generic[CellT]):
             check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Mark steps that cannot grow as complete. If there are enough complete steps, compute their final sums."""
+        """Mark steps that cannot grow as complete. When complete steps have about `closing_size` sums, close them."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)
@@ -470,7 +469,7 @@ class GroupMerger(ABC, Generic[CellT]):
 
 @dataclass
 class RunTotals:
-    """Final sums and metrics of a run, for each step and for all steps together."""
+    """Metrics of each step of a run, and final sums over all its steps."""
 
     steps: list[LabelValue] = field(default_factory=list)  # steps in the order in which they were evaluated
     groups: list[EstimateRow] = field(default_factory=list)  # metrics of the steps in the same order, in parts
@@ -486,7 +485,7 @@ class RunTotals:
 
 
 class Accumulator(GroupMerger[CellSums]):
-    """Adds up the sums of a dump in input order. When a step is complete, its metrics are computed."""
+    """Adds up the sums of a dump in the order of the input, and computes the metrics of complete steps."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         super().__init__(plan.by, lambda cell: cell.size, lambda cell, more: (cell + more).fold(GROUP_CAP))
@@ -522,7 +521,7 @@ class Accumulator(GroupMerger[CellSums]):
             self._extend(totals, name, [cell for cell, _ in parts], np.array([salt for _, salt in parts]))
 
     def _extend(self, totals: RunTotals, key: tuple[str, LabelValue], cells: list[CellSums], salts: Hashes) -> None:
-        """Add the sums of steps to the sums of a run. If there are too many rows, clusters are merged."""
+        """Add the sums of steps to the sums `key` of a run. If the table gets too many rows, merge clusters."""
         plan, cap = self.plan, self.plan.max_clusters
         if plan.by_prompt:
             prompts = totals.prompts.setdefault(key, PromptCounter())
@@ -535,7 +534,7 @@ class Accumulator(GroupMerger[CellSums]):
         totals.closed[key] = merged.fold_across_scopes(cap, plan.by_prompt) if too_large else merged
 
     def _count_prompts(self, cell: CellSums, prompts: PromptCounter) -> CellSums:
-        """Replace the number of clusters in a step by the number of its prompts that were not in earlier steps."""
+        """Replace the number of a step's clusters by the number of prompts that were not in earlier steps."""
         names, table = self.evaluator.columns, cell.table
         first = names.position(MISMATCH_NAME, "clusters")
         rest = [names.position(index, "empty_cluster") for index, _ in enumerate(self.plan.corrections)]

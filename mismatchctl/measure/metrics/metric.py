@@ -1,4 +1,4 @@
-"""What defines a metric, and the computation of intervals, quantiles and tail statistics."""
+"""The definition of a metric, and the computation of intervals, quantiles and tail statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MEAN_SQUARE_ERROR = 0.1  # limit of the squared relative error of a mean square
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """A scale on which the interval of a metric is symmetric, such as a logarithmic scale."""
+    """A scale on which the confidence interval of a metric is symmetric, such as a logarithmic scale."""
 
     transform: Callable[[Any], Any]  # transforms a value to the scale
     slope: Callable[[Any], Any]  # derivative of `transform`
@@ -63,7 +63,7 @@ _SCALES = {"": None, "log": LOG_SCALE, "ess": ESS_SCALE, "chi2": CHI2_SCALE}
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the interval of each value, and its coverage. The coverage is NaN unless the tail is heavy."""
+    """Return the interval of each value, and its coverage if the tail is heavy, else NaN."""
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
         width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
@@ -77,7 +77,7 @@ def compute_intervals(
 
 
 def t_quantile(normal: float, degrees: Any) -> Any:
-    """Return the quantile of Student's t that has the same probability as `normal` (Cornish and Fisher 1937)."""
+    """Convert a quantile of the normal distribution to the quantile of Student's t (Cornish and Fisher 1937)."""
     cube, fifth = normal**3, normal**5
     with np.errstate(divide="ignore"):
         inverse = 1 / np.maximum(degrees, 0.0)
@@ -133,7 +133,7 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """The definition of a metric in four fields, so that two definitions can be compared field by field."""
+    """The definition of a metric, divided into four fields that can be compared with another definition."""
 
     quantity: Quantity  # what is measured
     over: str = VALID_TOKENS  # the tokens or sequences
@@ -141,7 +141,7 @@ class Measure:
     basis: str = "train/rollout"  # a pair of policies, or weights at a stage
 
     def is_like(self, other: Measure) -> bool:
-        """Return True if the quantity, the policies and the statistic (mean, max, ...) are the same."""
+        """Return True if quantity, policies and statistic (mean, max, ...) are the same in both definitions."""
         policies = self.basis == other.basis or "/" not in self.basis + other.basis
         return policies and self.quantity is other.quantity and self._statistic == other._statistic
 
@@ -163,13 +163,13 @@ np.sqrt, np.exp and np.where, but never `if`."""
 
 
 class Totals(Protocol):
-    """Sums of columns by name. A pair's or a correction's own column takes precedence over the mismatch's column."""
+    """Sums of columns by name. If a pair or a correction lacks a column, the mismatch's column of this name is read."""
 
     def __getitem__(self, name: str) -> Number: ...
 
 
 class RecordingTotals:
-    """Totals whose names may have a prefix. `read` contains the names that a formula has read, in order."""
+    """Totals that prefer names with `prefix`, and that record in `read` which names a formula reads."""
 
     def __init__(self, found: Mapping[str, Number], prefix: str = "") -> None:
         self.found, self.prefix, self.read = found, prefix, dict[str, None]()
@@ -184,7 +184,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Return "ok" for a finite value, else the reason. `empty` is True if no token was measured."""
+    """Return "ok" if the value is finite, else the reason. `empty`: True if no token was measured."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -194,7 +194,7 @@ def value_status(value: float, undefined: str, *, empty: bool) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Values of one metric in several groups of sequences, with standard errors and intervals."""
+    """Values of one metric for several groups of sequences (such as steps), with standard errors and intervals."""
 
     value: Float64s  # [G], not finite if undefined
     undefined: str  # reason for an undefined value
@@ -222,7 +222,7 @@ class Estimate:
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
-        """Return the metric's value, standard error, interval and status in one group."""
+        """Return value, standard error, interval and status for the group with the index `cell`."""
         value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
@@ -234,7 +234,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MetricTails:
-    """Extremes and histograms, for metrics that need more than sums."""
+    """Maxima and a histogram of one group, for metrics that cannot be computed from sums."""
 
     maxima: Mapping[str, float]
     pair: PairSums | None
@@ -272,7 +272,7 @@ Tail = Callable[[Totals, MetricTails], float]
 
 
 def read_formula(text: str) -> Formula:
-    """Return the formula for `A / B` (sum of column A divided by sum of column B) or for `A`."""
+    """Return the formula for the text `A / B` (sum of column A divided by sum of column B) or `A`."""
     column, _, number = text.partition(" / ")
     return (lambda t: t[column] / t[number]) if number else lambda t: t[column]
 
@@ -295,7 +295,7 @@ def read_metrics(
     extremes: Mapping[str, Extreme] | None = None,
     tails: Mapping[str, Tail] | None = None,
 ) -> tuple[Metric, ...]:
-    """Read a table of metrics.yaml. The arguments contain functions for the metrics that need more than `A / B`."""
+    """Read a table of metrics.yaml. Functions of metrics that are more than `A / B` are passed by metric key."""
     rows = dict(_read_tables()[table])
     defaults, metrics = {"undefined": NO_TOKEN} | rows.pop("defaults", {}), []
     for key, row in rows.items():
@@ -312,13 +312,13 @@ def read_metrics(
 
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
-"""Observed coverage of `heavy_tail` intervals of quantiles: usual, and with few tail tokens (docs/methods/gate.md)."""
+"""Observed coverage of `heavy_tail` intervals of quantiles: usual, with few tail tokens (docs/methods/gate.md)."""
 _FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tokens above a quantile, the quantile is inaccurate, or unknown
 _ROUNDING = 1e-9  # relative rounding of token counts
 
 
 class Quantile(NamedTuple):
-    """A quantile, its interval, and the interval's coverage (NaN unless the tail is heavy)."""
+    """A quantile, its interval, and the coverage of the interval if the tail is heavy, else NaN."""
 
     value: float
     interval: tuple[float, float]
@@ -339,7 +339,7 @@ def _bin_middles() -> Float64s:
 def compute_quantiles(
     pair: PairSums, shares: Sequence[float], largest: float, *, with_intervals: bool = True
 ) -> list[Quantile]:
-    """Compute quantiles of |log ratio| over tokens, and their intervals. Binning changes a quantile by up to 0.8%."""
+    """Compute quantiles of |log ratio| over tokens, and their intervals. The histogram's error is at most 0.8%."""
     if with_intervals:
         filled, counts = pair.histogram.by_bucket()
     else:
@@ -366,7 +366,7 @@ def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
 
 
 def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the interval of each share of tokens above a quantile, and its coverage."""
+    """Return the interval of the share of tokens above each quantile, and the coverage of the interval."""
     sizes = counts.sum(axis=1)
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
     above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])
@@ -385,7 +385,7 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Return the share of K3 that the tokens with the largest K3 have. `tokens` is the share of these tokens."""
+    """Return the share of K3 in the worst tokens. `tokens` is the share of tokens that are worst, such as 0.001."""
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:
@@ -400,7 +400,7 @@ def worst_share(pair: PairSums, tokens: float) -> float:
 
 
 def tail_length(count: int) -> int:
-    """Return how many of S = `count` ratios are the tail: min(0.2 S, 3 sqrt S), and fewer than TAIL_VALUES."""
+    """Return how many of S = `count` ratios form the tail: min(0.2 S, 3 sqrt S), but less than TAIL_VALUES."""
     return min(math.ceil(min(count / 5, 3 * math.sqrt(count))), TAIL_VALUES - 1)
 
 
@@ -410,7 +410,7 @@ def khat_limit(count: int) -> float:
 
 
 def khat(largest_log_ratios: Float64s, count: int) -> float:
-    """Return the shape of a generalized Pareto distribution, fitted to the largest ratios (Zhang and Stephens 2009)."""
+    """Fit a generalized Pareto distribution to the largest ratios, and return its shape (Zhang and Stephens 2009)."""
     length = tail_length(count)
     if len(largest_log_ratios) <= length or length < 5:
         return math.nan

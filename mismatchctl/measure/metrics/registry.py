@@ -1,4 +1,4 @@
-"""The metrics of the mismatch, of corrections and of optional columns. Their texts are in metrics.yaml."""
+"""The metrics of pairs of policies, of corrections and of optional columns. metrics.yaml contains their texts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ROUNDING = 1e-13  # a variance that is smaller, relative to the mean square, is
 
 
 def chi2(excess: str, number: str) -> Formula:
-    """Return the formula of the mean of w^2 - 1. It uses sums of w - 1, because sums of w near 1 would lose digits."""
+    """Return the formula of the mean of w^2 - 1. Sums of w - 1 keep more digits than sums of w if w is near 1."""
     return lambda t: (t[f"squared_{excess}"] + 2 * t[excess]) / t[number]
 
 
@@ -51,13 +51,13 @@ def std(column: str) -> Formula:
 
 
 def _variance(square: Number, mean: Number) -> Number:
-    """Compute the variance from the mean square and the mean. A variance that is only rounding error becomes 0."""
+    """Compute the variance from the mean square and the mean. If it is only rounding error, return 0."""
     variance = square - mean * mean
     return np.where(np.real(variance) < _ROUNDING * np.real(square), variance * 0.0, variance)
 
 
 def nonzero_variance(square: Number, mean: Number) -> Number:
-    """Compute a variance to divide by, which is NaN instead of 0."""
+    """Compute the variance, but return NaN instead of 0, because the caller divides by it."""
     variance = _variance(square, mean)
     return np.where(np.real(variance) == 0, np.nan, variance)
 
@@ -104,7 +104,7 @@ def _tail_formulas(level: str, name: str) -> dict[str, Tail]:
 
 
 BASE_METRICS = read_metrics("counts", {"prompts": lambda t: np.where(t["clusters"] > 0, t["clusters"], np.nan)})
-"""Counts that do not depend on a pair of policies."""
+"""Metrics that are counts and do not depend on a pair of policies."""
 *PAIR_METRICS, RATIO_Z = read_metrics(
     "pair",
     {
@@ -126,7 +126,7 @@ BASE_METRICS = read_metrics("counts", {"prompts": lambda t: np.where(t["clusters
     | _tail_formulas("sequences", "sequence")
     | {"k3_worst_share": lambda _, tails: np.nan if tails.pair is None else worst_share(tails.pair, WORST_TOKENS)},
 )
-"""Metrics of one pair of policies. RATIO_Z is computed from the estimate of `ratio_mean` instead of sums."""
+"""Metrics of a pair of policies. RATIO_Z is not computed from sums, but from the metric `ratio_mean`."""
 MISMATCH_METRICS: tuple[Metric, ...] = (*BASE_METRICS, *PAIR_METRICS, RATIO_Z)
 
 _SMALLEST_WEIGHT = 1e-13  # a smaller mean weight, computed as 1 + (w - 1), has fewer than three correct digits
@@ -140,7 +140,7 @@ def _ess_token(t: Totals) -> Number:
 
 
 def _reliable_sum(weight: Number, count: Number) -> Number:
-    """Return a sum of weights, or NaN if the mean weight is so small that it is mostly rounding error."""
+    """Return a sum of weights, or NaN if it is so small that it is mostly rounding error."""
     return np.where(np.real(weight) < _SMALLEST_WEIGHT * np.real(count), np.nan, weight)
 
 
@@ -166,7 +166,7 @@ _COMMON_METRICS = read_metrics(
     },
 )
 COST_METRICS = read_metrics("cost", {"weight_bias": _weight_bias, "weight_chi2": chi2("weight_excess", "tokens")})
-"""Metrics of the cost and the effect of bounds, for sweeps."""
+"""Metrics that only sweeps use: the bias and the variance of bounded weights."""
 _VETO_METRICS, _COMPARISON_METRICS = read_metrics("veto"), read_metrics("outcomes")
 _LOSS_METRICS = read_metrics(
     "loss",
@@ -209,18 +209,18 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
 
 ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
 OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
-"""The rollout's distributions are compared with the first of these columns that a dump contains."""
+"""Columns of top-k log-probs to compare with the rollout's. The first column that a dump contains is used."""
 DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
 MIN_REST = 1e-6
-"""Minimum probability of the remaining tokens, because a sum of float32 probabilities is only this precise."""
+"""Minimum probability of all tokens outside the top k. A sum of float32 probabilities is not more precise."""
 MIN_TOP_LOG_PROB = -700.0
-"""Smaller log-probs count as this value, whose exp is still above 0."""
+"""A lower log-prob counts as this value, whose exp is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3
-"""Largest log-prob that counts as rounding. A larger log-prob makes the distribution at its position invalid."""
+"""Largest log-prob that can be due to rounding. A token with a larger top-k log-prob is not compared."""
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens whose top-k log-probs are known on both sides, and sum their divergences, per sequence."""
+    """Per sequence, count the tokens whose top-k log-probs are known on both sides, and sum their divergences."""
     rollout, train = block.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(block.extra_columns)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
@@ -233,12 +233,12 @@ def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the log-probs with which the rollout's top-k log-probs are compared, or None."""
+    """Return the top-k log-probs with which those of the rollout are compared, or None."""
     return next((tokens[name] for name in OTHER_TOP_COLUMNS if name in tokens), None)
 
 
 def compare_distributions(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:
-    """Compute the divergence of rollout and trainer at each token, from the log-probs of k tokens [T, k]."""
+    """Compute how the distributions of rollout and trainer differ at each token, from their top-k log-probs [T, k]."""
     a, b = (np.clip(side.astype(np.float64), MIN_TOP_LOG_PROB, MAX_ROUNDED_LOG_PROB) for side in (rollout, train))
     p, q = np.where(rollout == -np.inf, 0.0, np.exp(a)), np.exp(b)
     mass_p, mass_q = p.sum(axis=1), q.sum(axis=1)
@@ -259,7 +259,7 @@ SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens with ratios near 1 and far from 1. Also return a flag of a mean near 1, and length^1.5."""
+    """Per sequence, count tokens with ratios near 1 and far from 1. Also return a flag (mean near 1) and length^1.5."""
     lengths = block.segments.lengths.astype(np.float64)
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
@@ -272,7 +272,7 @@ VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
 def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the ages of a sequence's tokens, count known and positive ages, and flag sequences with several versions."""
+    """Sum the ages of tokens per sequence, count known and positive ages, and flag sequences with several versions."""
     segments = Segments(block.segments.offsets)  # versions stay on the host
     unknown = np.full(len(block), np.nan)
 
@@ -308,7 +308,7 @@ KL_NAMES = (
 
 
 def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Estimate the KL to the reference policy per sequence, for current log-probs if they exist, else for train."""
+    """Estimate the KL to the reference policy per sequence, from current log-probs if they exist, else from train."""
     policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
     known = np.zeros(len(block)) if reference is None else block.has_log_probs("ref").astype(np.float64)
     lengths = block.segments.lengths * known
@@ -327,7 +327,7 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
-    """Compute `kl_estimate` in float64, multiply it by `importance`, and clip the result for low_var."""
+    """Compute `kl_estimate` in float64, multiply it by `importance`, and clip the product if `kind` is low_var."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)
@@ -336,7 +336,7 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Possible numbers of experts per layer. The largest number is used with which no layer repeats an expert."""
+"""Numbers of experts per layer to try. The largest one with which no layer repeats an expert is used."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",
@@ -347,7 +347,7 @@ ROUTING_NAMES = (
 
 
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens with different experts in any layer, and sum K3 over them, for each of the LAYER_WIDTHS."""
+    """Count tokens whose experts differ in any layer, and sum their K3, for each of the LAYER_WIDTHS."""
     rollout, train = (block.extra_columns.get(f"{side}_experts") for side in ("rollout", "train"))
     lost = rollout is None or train is None or rollout.shape != train.shape
     if rollout is None or train is None or lost:
@@ -372,7 +372,7 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
-    """Return two flags per token: no layer repeats an expert; rollout and trainer use the same experts."""
+    """Return two flags per token: each layer has distinct experts, and rollout and trainer use the same experts."""
     tokens, chosen = rollout.shape
     if chosen % width:
         never = np.zeros(tokens, np.bool_)
@@ -383,12 +383,12 @@ def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> 
 
 
 def _part_share(whole: str, own: str, other: str) -> Formula:
-    """Return the formula of the share of a in w = a + b, sum(w a) / sum(w^2). It needs only sums of squares."""
+    """Return the formula of sum(w a) / sum(w^2), the share of a in w = a + b. It needs only the sums of squares."""
     return lambda t: (t[whole] + t[own] - t[other]) / (2 * t[whole])
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Formula:
-    """Return the formula of the correlation of two log ratios. `whole` is the square of their sum or difference."""
+    """Return the formula of the correlation of two log ratios. `whole` is the squared sum (or difference) of both."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
@@ -421,7 +421,7 @@ SPLITS = {
         },
     ),
 }
-"""Name of a pair -> metrics that need the pair's columns and split a log ratio into two parts."""
+"""Name of a pair -> metrics that explain one log ratio as the sum of two, and need this pair's columns."""
 
 
 _ESTIMATES = {"k1": "x", "k2": "x^2 / 2", "k3": "exp(-x) - 1 + x", "low_var": "exp(-x) - 1 + x"}
@@ -432,7 +432,7 @@ _AGGREGATIONS = (
     ("seq-mean-token-mean", "_seq_mean", "{}_mean / kl_sequences",
      "mean over tokens of a sequence, mean over sequences with a token"),
 )  # fmt: skip
-"""(aggregation of a KL per token, suffix of the metric's key, formula, description)."""
+"""Ways to aggregate a per-token KL: (name, suffix of the metric's key, formula, description)."""
 
 
 def _kl_metrics(kind: str, unbiased: bool) -> Iterator[Metric]:
@@ -459,7 +459,7 @@ KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for
 
 
 def _widest_column(name: str) -> Formula:
-    """Return the formula of `name@k`. k is the largest number of experts per layer with which no layer repeats one."""
+    """Return the formula of `name@k` for the largest k of LAYER_WIDTHS with which no layer repeats an expert."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]
@@ -484,7 +484,7 @@ _ROUTING_METRICS = read_metrics(
 
 
 def _largest_k3(maxima: Mapping[str, Any]) -> Any:
-    """Return the largest K3 of a token. K3 is largest at the smallest or at the largest log ratio."""
+    """Return the largest K3 of all tokens. It is at the smallest or at the largest log ratio."""
     return compute_k3(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
 
 
@@ -523,7 +523,7 @@ SPREAD_METRICS = (
 
 @dataclass(frozen=True)
 class Facet:
-    """Optional metrics, the columns that they need, and the sums that they are computed from."""
+    """A group of optional metrics, the columns that they need, and the sums from which they are computed."""
 
     section: str  # heading
     needs: frozenset[str]  # required columns of the schema
@@ -551,5 +551,5 @@ FACETS = (
         either=OTHER_TOP_COLUMNS,
     ),
 )
-"""All groups of optional metrics. A dump has the facets whose columns it contains."""
+"""All groups of optional metrics. A group is measured if the dump contains its columns."""
 FACET_METRICS: tuple[Metric, ...] = sum((facet.metrics for facet in FACETS), ())
