@@ -116,11 +116,11 @@ def report(*, results: list[Path], outputs: opt.OutputOptions) -> None:
     a result of sweep, the chart of the corrections also shows the best thresholds of the sweep (Pareto front).
     """
     outputs.check(inputs=results)
+    import numpy as np
+
     from mismatchctl.report.pages.analyze import analyze_screen
     from mismatchctl.report.pages.saved import read_saved
     from mismatchctl.results.model import Result
-
-    kept, doc = read_saved(results)
 
     def screen() -> Document:
         if outputs.verbose or not isinstance(kept, Result):
@@ -128,4 +128,6 @@ def report(*, results: list[Path], outputs: opt.OutputOptions) -> None:
         following = format_command("report", [str(path) for path in results], "--html report.html")
         return analyze_screen(kept, [], asked=False, following=following)
 
-    outputs.finish(kept.to_json, lambda: doc, screen)
+    with np.errstate(all="ignore"):  # numbers in an edited file can overflow
+        kept, doc = read_saved(results)
+        outputs.finish(kept.to_json, lambda: doc, screen)

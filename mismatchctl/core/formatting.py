@@ -158,7 +158,7 @@ def format_estimate(
         return text
     if se < _ROUNDING * max(abs(value), unit in UNITS_AROUND_ONE or unit == "-"):
         return text
-    error = INTERVAL_Z * se if interval is None else (interval[1] - interval[0]) / 2 or se
+    error = INTERVAL_Z * se if interval is None else abs(interval[1] - interval[0]) / 2 or se
     if not math.isfinite(error):
         return text
     percent = "%" * (unit == "fraction" and _SMALLEST_PERCENT <= max(abs(value), error) < _LARGEST_COUNT)
