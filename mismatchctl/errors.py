@@ -45,7 +45,7 @@ class DataError(MismatchctlError):
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a value with its article, as in "an int". `None` has no article."""
+    """Return the type of a value with its article, as in "an int". A missing value has no article."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 

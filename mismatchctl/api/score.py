@@ -163,7 +163,7 @@ class ScoreFolder:
             raise ConfigError(f"{place}: contains {other.name}, which `score` did not write; choose an empty folder")
 
     def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
-        """Return the number of scored tokens of a piece, or None if the piece must be scored."""
+        """Return the number of scored tokens of a piece, if the piece was scored before."""
         path = self._path(piece)
         if self._force or not path.exists():
             return None

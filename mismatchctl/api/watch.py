@@ -65,7 +65,7 @@ class DumpWatcher:
     _left_out: set[str] = field(default_factory=set, init=False)
 
     def snapshots(self) -> Iterator[Snapshot | None]:
-        """Yield a Snapshot after each check that found new data. If no file is complete yet, yield None once."""
+        """Yield a Snapshot after each check that found new data. If no file is complete yet, yield `None` once."""
         engine = IncrementalEngine(LocalEngine(self.threads))
         before, failures = None, list[DataError]()
         since, reported_empty = self.clock(), False

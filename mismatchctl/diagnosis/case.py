@@ -186,7 +186,7 @@ class Case:
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return for each sequence the mean of `values` over its tokens in `part`, or 0 if it has none there."""
+        """Return for each sequence the mean of `values` over its tokens in `part`, or 0 if no token is in `part`."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -345,7 +345,7 @@ class Case:
 
     @cached_property
     def row_kinds(self) -> RowKinds | None:
-        """Divide the rows into rows with a small and rows with a large mismatch, or return None if all are similar."""
+        """Divide the rows into rows with a small and a large mismatch, unless all are similar."""
         if self.noise < _KINDS_MIN_NOISE:
             return None
         odd = self.place % 2 == 1

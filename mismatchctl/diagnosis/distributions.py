@@ -42,7 +42,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate a temperature and its 95% interval from lists of likely tokens. Return None if no temperature fits."""
+    """Estimate a temperature and its 95% interval from lists of likely tokens. Return `None` if no temperature fits."""
     lists = _read_lists(case)
     if lists is None:
         return None

@@ -62,7 +62,7 @@ FlagFunction = Callable[[Rows], Mapping[str, Tally]]
 class RowSample:
     """A sample of whole rows with about `size` tokens: the rows whose content has the lowest hashes.
 
-    Rows with equal content have equal hashes, so the sample contains either all of them or none.
+    Rows with equal content have equal hashes, so they are sampled together.
     """
 
     parts: tuple[tuple[Hashes, Rows], ...]
@@ -269,7 +269,7 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
 
 
 def read_column(rows: Rows, name: str) -> NDArray[Any]:
-    """Return a column with one value per sequence [S]. If the column does not exist, all values are None."""
+    """Return a column with one value per sequence [S]. If the column does not exist, all values are `None`."""
     values = rows.columns.get(name)
     return np.full(len(rows), None, object) if values is None else values
 

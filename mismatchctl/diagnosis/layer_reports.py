@@ -555,7 +555,7 @@ def _find_divergence(rows: Sequence[Tensor]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[Tensor]) -> list[tuple[int, float | None]]:
-    """Return the largest value of each layer, or None if a tensor of the layer has no value."""
+    """Return the largest value of each layer, unless a tensor of the layer has no value."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is not None:

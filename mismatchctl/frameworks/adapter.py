@@ -41,7 +41,7 @@ class File(Protocol):
 
     @property
     def step(self) -> int | None:
-        """Return the last number in the name of the file, or `None`."""
+        """Return the last number in the name of the file, if there is one."""
 
     def open(self, path: Path) -> File: ...
 
@@ -111,7 +111,7 @@ def to_array(value: Any) -> Any:
 
 
 def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
-    """Return the prompt without padding, or None if `attention` does not cover all tokens. `width`: response length."""
+    """Return the prompt without padding, if `attention` covers all tokens. `width`: length of the response."""
     if attention is None or len(attention) != len(tokens):
         return None
     return tokens[:-width][attention[:-width] != 0]
@@ -269,7 +269,7 @@ class ReplayOptions:
 
     @property
     def given(self) -> dict[str, str | int] | None:
-        """Return the options that differ from the default, or `None`."""
+        """Return the options that differ from the default, if there are any."""
         return {name: value for name, value in asdict(self).items() if value != getattr(ReplayOptions, name)} or None
 
 
@@ -304,7 +304,7 @@ class LoggedMetric:
 
     @property
     def measure(self) -> Measure | None:
-        """Return the definition, for comparison with mismatchctl's metrics, or None if no metric is similar."""
+        """Return the definition, for comparison with mismatchctl's metrics, or `None` if no metric is similar."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)

@@ -58,7 +58,7 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of the mismatch metric that a name means in all frameworks, or None for an ambiguous name."""
+    """Return the key of the mismatch metric that a name means in all frameworks, unless the name is ambiguous."""
     if "/" not in name:  # ambiguous, unless it is a key of mismatchctl. Counts (`tokens`) are ambiguous, too.
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
     named = {item.measure for _, meanings in _iterate_meanings() for item in meanings if item.name == name}

@@ -352,7 +352,7 @@ def find_python_calls(text: str, name: str) -> list[PythonCall]:
 
 
 def _function_name(called: ast.expr, name: str) -> str | None:
-    """Return "" if `name` itself is called, the method if a method of `name` is called, and else None."""
+    """Return "" if `name` itself is called, the method if a method of `name` is called, else no value."""
     if isinstance(called, ast.Attribute) and name == getattr(called.value, "attr", getattr(called.value, "id", None)):
         return called.attr
     return "" if name == getattr(called, "attr", getattr(called, "id", None)) else None

@@ -187,7 +187,7 @@ class Code(DocumentPart):
 
 @dataclass
 class Figures(DocumentPart):
-    """Figures side by side. Missing figures (None) are dropped."""
+    """Figures side by side. Missing figures are dropped."""
 
     figures: Any  # figures, or None
     axes: Sequence[str] = ()  # name of the threshold of each figure, for the script of a sweep

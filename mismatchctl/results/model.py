@@ -673,7 +673,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
         return self._single_run("plot").plot(name)
 
     def to_polars(self) -> pl.DataFrame:
-        """Return one row per overall value: run, correction (null: none), metric, value, se, low, high, status."""
+        """Return one row per overall value: run, correction (null: without), metric, value, se, low, high, status."""
         rows = [
             {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
              **interval_bounds(value.interval), "status": value.status}
@@ -707,7 +707,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
 
 def find_run(result: Result, name: str) -> str | None:
-    """Return `name` if a run has this name, or else the name of the only run. With several runs, return None."""
+    """Return `name` if a run has this name, or else the name of the only run. With several runs, return `None`."""
     return name if name in result.runs else next(iter(result.runs)) if len(result.runs) == 1 else None
 
 

@@ -61,7 +61,7 @@ CAUSES_WITH_VALID_ROLLOUT = frozenset(
 
 
 def get_summary(run: RunResult) -> RunSummary:
-    """Return the summary of a run. If the run has none, compute it once and store it."""
+    """Return the summary of a run. If it is not stored, compute it once and store it."""
     run.story = run.story or summarize_run(run)
     return run.story
 

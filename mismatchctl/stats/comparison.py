@@ -164,7 +164,7 @@ def is_layered(metric: TableMetric, *, lower: bool) -> bool:
 def find_layers(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, *, lower: bool
 ) -> tuple[K3Layers, K3Layers] | None:
-    """Return the `K3Layers` of the two samples, or None if the metric does not use them or a Result lacks them."""
+    """Return the `K3Layers` of the two samples, if the metric uses them and both Results contain them."""
     if not is_layered(metric, lower=lower):
         return None
     new, old = K3Layers.from_sample(sample), K3Layers.from_sample(baseline)

@@ -55,7 +55,7 @@ def resample_metrics(
 
 
 def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
-    """Return the percentile interval of bootstrap replicates, or None if too many replicates are NaN."""
+    """Return the percentile interval of bootstrap replicates, unless too many replicates are NaN."""
     ordered = np.sort(draws)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
     place = max(int(round((1 - INTERVAL_LEVEL) / 2 * (len(ordered) + 1), 6)) - 1, 0)

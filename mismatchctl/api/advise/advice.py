@@ -86,7 +86,7 @@ class RunAdvice(TextView, FiniteModel):
 
     @property
     def runner_up(self) -> RankedCorrection | None:
-        """Return the second correction of the ranking, or None if it mostly shrinks the loss."""
+        """Return the second correction of the ranking, unless it mostly shrinks the loss."""
         second = self.advice[1] if len(self.advice) > 1 else None
         return None if second is None or second.loss_scale < MIN_LOSS_SCALE else second
 

@@ -187,7 +187,7 @@ def _build_sample(found: PromptSample) -> RunSample:
 
 
 def _read_advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
-    """Return the advantages of the dump. If the dump has none, compute them from rewards."""
+    """Return the advantages of the dump. If the dump has no advantages, compute them from rewards."""
     if batch.advantages is not None:
         return batch.advantages.astype(np.float64)
     reward = batch.columns.get("reward")
@@ -343,7 +343,7 @@ def choose_reference(sample: RunSample) -> BiasReference:
 
 
 def sequence_k_hat(sample: RunSample) -> float | None:
-    """Return the Pareto k-hat of the sequence weights, or None if it is not defined."""
+    """Return the Pareto k-hat of the sequence weights, if it is defined."""
     batch = sample.batch
     sums = batch.segments.sum(batch.train.astype(np.float64) - batch.rollout)[batch.segments.nonempty]
     found = khat(np.sort(sums)[-tail_length(len(sums)) - 1 :], len(sums)) if len(sums) else math.nan

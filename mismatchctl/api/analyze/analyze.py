@@ -106,7 +106,7 @@ class ClusterTables:
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
     def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
-        """Return one cluster table for all values of a `--by` column, or None if the table would be too large."""
+        """Return one cluster table for all values of a `--by` column, unless the table would be too large."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._plan.max_clusters:
             return None
         merged = reduce(add, (table.with_scope(np.uint64(number)) for number, table in enumerate(tables)))
@@ -134,7 +134,7 @@ def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
 
 
 def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
-    """For each worst sequence, yield its fields, and its token ids or None."""
+    """For each worst sequence, yield its fields, and its token ids if the dump has them."""
     ids: dict[tuple[int, int], NDArray[Any]] = {}
     if dump.has("token_ids"):
         for file in np.unique(worst.place[:, 0]).tolist():  # only the blocks that contain these sequences are read
@@ -311,7 +311,7 @@ def _build_series(
 
 
 def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
-    """Return the intervals of an estimate, or None if the estimate has standard errors instead."""
+    """Return the intervals of an estimate that has no standard errors."""
     if np.isfinite(estimate.se).any():
         return None
     known = np.isfinite(estimate.value[order])
@@ -331,7 +331,7 @@ def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str
 
 
 def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
-    """Round values to significant digits. Integers stay exact, and non-finite values become None."""
+    """Round values to significant digits. Integers stay exact, and non-finite values become null."""
     finite = np.isfinite(values)
     held = np.where(finite, values, 0.0) + 0.0
     whole = (held == np.rint(held)) & (np.abs(held) < 2**53)
@@ -433,7 +433,7 @@ _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
 class SequenceFile:
-    """Writes a Parquet file with one row per sequence. Without a path, nothing is written."""
+    """Writes a Parquet file with one row per sequence, if there is a path."""
 
     def __init__(self, path: str | Path | None, plan: MeasurePlan) -> None:
         self._path, self._plan, self._parts = path, plan, list[Path]()

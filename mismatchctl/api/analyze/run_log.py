@@ -119,7 +119,7 @@ class RunLog:
     not_finite: Mapping[str, int] = field(default_factory=dict)  # how often each name was logged as NaN or infinity
 
     def series(self, labels: Sequence[str]) -> dict[str, list[float | None]]:
-        """For each name in the log, return its values at the given steps. Missing values are None."""
+        """For each name in the log, return its values at the given steps. Missing values are `None`."""
         names = dict.fromkeys(name for label in labels for name in self.rows.get(label, {}))
         found = {name: [self.rows.get(label, {}).get(name) for label in labels] for name in names}
         return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
@@ -186,7 +186,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _scalar_of(value: Any) -> Decimal | None:
-    """Return the number in a TensorBoard summary, or None for an image, a string or a histogram."""
+    """Return the number in a TensorBoard summary, unless it has an image, a string or a histogram."""
     if value.HasField("simple_value"):
         return _printed(np.float32(value.simple_value))
     if not value.HasField("tensor") or any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
@@ -459,7 +459,7 @@ class LoggedSteps:
         return {}
 
     def of_run(self, run: str, labels: Sequence[LabelValue]) -> dict[str, dict[str, list[float | None]]]:
-        """For each correction and logged name, return one value per step. Missing and non-finite values are None."""
+        """For each correction and logged name, return one value per step. Missing and non-finite values are `None`."""
         found: dict[str, dict[str, list[float | None]]] = {}
         for name in (item.name for item in self._corrections if item.name not in self.refused):
             steps = [self._logged.get((run, label), {}).get(name, {}) for label in labels]

@@ -430,7 +430,7 @@ def _build_decomposition(
     quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans],
     se: Float64s | None = None,
 ) -> model.Decomposition | None:  # fmt: skip
-    """Split the change of K3 among parts of the data. If `se` is None, the standard errors of `level` are used."""
+    """Split the change of K3 among parts of the data. If `se` is `None`, the standard errors of `level` are used."""
     mix, level = contributions(sides[0], sides[1])
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None

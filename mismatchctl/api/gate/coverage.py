@@ -23,7 +23,7 @@ from mismatchctl.stats.samples import ClusterSample, build_run_sample
 def find_incompatibility(
     target: RuleTarget, run: str, result: Result, baseline_run: str, baseline: Result
 ) -> str | None:
-    """Return the first reason why a metric cannot be compared with the baseline, or None if it can be compared."""
+    """Return the first reason why a metric cannot be compared with the baseline, if there is one."""
     stored = storage_types(baseline, baseline_run)
     for column, dtype in storage_types(result, run).items():
         if dtype != stored[column]:
@@ -60,7 +60,7 @@ _PAIRED_SHARE = 0.5
 _WHOLE_FILE = "file"
 """In a Result, skipped files have this reason."""
 Match = tuple[str, RunResult, "RunResult | None"]
-"""The name of a run, the run, and the matching run of the baseline or None."""
+"""The name of a run, the run, and the matching run of the baseline or `None`."""
 
 
 def check_coverage(

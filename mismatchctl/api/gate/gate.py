@@ -280,7 +280,7 @@ def no_baseline() -> str:
 
 
 def _comparable_run(target: RuleTarget, name: str, result: Result, against: Baseline) -> tuple[JudgedPlace | None, str]:
-    """Return the matching run of the baseline, or None and the reason why no run can be compared."""
+    """Return the matching run of the baseline, or the reason why no run can be compared."""
     baseline = against.result
     if baseline is None:
         return None, FIRST_BASELINE_REASON if against.accept else no_baseline()

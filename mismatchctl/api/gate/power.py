@@ -60,7 +60,7 @@ class ClusterSizes:
 class _SimulatedGate:
     """Applies the gate to simulated dumps: clusters drawn at random from the real dumps, with a rise of the metric.
 
-    If `baseline` is None, the simulated dump and the simulated baseline have no common clusters.
+    Without a `baseline`, the simulated dump and the simulated baseline have no common clusters.
     """
 
     def __init__(
@@ -196,14 +196,14 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 def detectable_factor(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the smallest rise that the gate detects, as a factor (2: doubled), or None if it detects no rise."""
+    """Return the smallest rise that the gate detects, as a factor (2: doubled), if it detects any rise."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     simulated = _SimulatedGate(sample, baseline, sizes, metric, allowance, level)
     return _find_smallest(simulated.detects, _MAX_FACTOR) if simulated.is_possible else None
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number (within 0.5%) that makes `found` return True, or None if it is above `most`."""
+    """Return the smallest number up to `most` (within 0.5%) that makes `found` return True, if there is one."""
     low, high = 1.0, 2.0
     while not found(high):
         if high >= most:

@@ -44,7 +44,7 @@ REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """Requested predictions. None or () requests no prediction."""
+    """Requested predictions. `None` or () requests no prediction."""
 
     batch: int | None = None  # sequences of a future batch
     lengths: tuple[int, ...] = ()  # response lengths in tokens

@@ -28,7 +28,7 @@ _LAG_Z = 4.0
 
 @cached_on_case
 def _lag_of_tokens(case: Case) -> Float64s | None:
-    """Return the version lag of each token [N], or None if no row contains tokens with different lags."""
+    """Return the version lag of each token [N], if any row contains tokens with different lags."""
     own, train = case.rows.extra_columns.get("rollout_version"), case.token_column("train_version")
     if own is None or train is None:
         return None

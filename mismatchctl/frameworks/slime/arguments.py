@@ -264,7 +264,7 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the slime version of a configuration: "" if any version fits, None if it is not for slime."""
+    """Return the slime version of a configuration: "" if any version fits, `None` if it is not for slime."""
     named = _normalize_keys(native)
     if "mis_mode" in named and "mis_level" in named and named.keys().isdisjoint(MIS_FIELDS):
         return "2025-11"

@@ -69,7 +69,7 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options of a call of `train.Config` that sets a loss. For other calls, return None."""
+    """Read the options of a call, if it is a call of `train.Config` that sets a loss."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     given = call.values(_LOSS_KEYS)
@@ -86,7 +86,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
-    """Return the input tokens before the first sampled token, or `None` if they are unknown (with images)."""
+    """Return the input tokens before the first sampled token, unless they are unknown (with images)."""
     chunks, mask = line.get("model_input", {}).get("chunks", []), row.get("loss_fn_inputs.mask") or []
     first = next((place for place, value in enumerate(mask) if value), None)
     if first is None or not all(isinstance(chunk.get("tokens"), list) for chunk in chunks):

@@ -310,7 +310,7 @@ def _read_loss(settings: Mapping[str, Any], version: VerlVersion) -> tuple[LossN
 
 
 def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
-    """Return (upper, lower) for "lower_upper" (IcePop), or (upper, None) for a number or a string such as "2.0"."""
+    """Return (upper, lower) for "lower_upper" (IcePop), or (upper, `None`) for a number or a string such as "2.0"."""
     key = "rollout_is_threshold"
     if isinstance(value, bool):
         raise TypeError(f"{key} must be specified as a float or a string threshold specification, not a boolean.")
@@ -617,7 +617,7 @@ def _format_exp(logarithm: float) -> str:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version that fits a configuration best (the newest of several), or None without a correction key."""
+    """Return the version that fits a configuration best (the newest of several), if it has a correction key."""
     native = with_rllm(native)
     outer = find_value(native, "algorithm")
     nested = BLOCK in (outer if isinstance(outer, Mapping) else native)

@@ -291,7 +291,7 @@ _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by a smaller mean
 
 
 _Outcome = tuple[Floats | None, Bools, dict[str, float]]
-"""Final weights [T] (None without weights), flags of kept tokens [T], and logged values."""
+"""Final weights [T] (`None` without weights), flags of kept tokens [T], and logged values."""
 
 
 def replay_step(
