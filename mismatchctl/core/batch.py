@@ -18,9 +18,9 @@ Bools = NDArray[np.bool_]
 
 BatchT = TypeVar("BatchT", bound="TokenBatch")
 BLOCK_TOKENS = 1 << 16
-"""Tokens per block, so that the temporaries of a pass over a block fit the processor's cache."""
+"""Maximum number of tokens per block. The temporary arrays of a block then fit the CPU cache."""
 TILE = 1024
-"""Tokens that compiled loops process together, so that the temporaries fit the first-level cache."""
+"""Number of tokens that compiled loops process at a time. Their temporary arrays then fit the first-level cache."""
 _LONG_SEGMENT = 64
 """If the chosen segments have more tokens than this on average, `token_selector` copies slices, not single tokens."""
 BLOCK_SEQUENCES = 1 << 14

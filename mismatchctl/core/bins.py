@@ -88,7 +88,7 @@ SURPRISAL_BINS = OctaveBins(-10, 5)
 LENGTH_BINS = OctaveBins(0, 20)
 """Bins of the response length in valid tokens, two per octave."""
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
-"""Approximate edges between the bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used."""
+"""Desired edges of the bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used instead."""
 CAP_EXPONENTS = tuple(range(-18, 2))
 """K3 is summed once for each of these exponents. The K3 of a token is capped at (2^exponent)^2 / 2."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))

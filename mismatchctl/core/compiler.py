@@ -82,7 +82,7 @@ float_to_bits = _make_bitcast(float32, int32)
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Decode levels (0 or 1) of a Parquet page. Write the indices of zeros to `out`. Return their number, else -1."""
+    """Write the indices of zeros among a Parquet page's levels to `out`. Return their number, or -1 on an error."""
     done = found = 0
     while done < count:
         header: Any = int64(0)
@@ -126,7 +126,7 @@ def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
 
 @compile_loop
 def _find_levels_end(body: Any, at: int) -> int:
-    """Return the end of the levels that start at `at` with their length, or -1 if the end is outside the page."""
+    """Return the end of the levels whose length is stored at `at`, or -1 if the end is outside of the page."""
     if at < 0 or at + 4 > len(body):
         return -1
     end = at + 4

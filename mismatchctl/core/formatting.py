@@ -23,7 +23,7 @@ _LOG_COMMAND = re.compile(r"##(?=(vso)?\[)", re.IGNORECASE)
 _MARKDOWN_LINK = re.compile(
     r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=[A-Za-z]:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH-)(?=\d)", re.IGNORECASE
 )
-"""Characters that start links in Markdown: mentions, issue numbers and addresses."""
+"""Positions at which a Markdown link could start: a mention, an issue number or an address."""
 FORMULA_START = r"(^|[\r\n])([=+\-@\t])"
 """First character of a CSV cell, or of a line in it, with which a spreadsheet starts a formula."""
 CSV_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"

@@ -257,4 +257,4 @@ STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "k3": lambda r: r.k3_sum,
     "abs_log_ratio": lambda r: r.absolute_sum,
 }
-"""Name -> function of each statistic whose sum per sequence follows from sums that `Ratios` computes anyway."""
+"""Name of a statistic -> function that computes its sum per sequence from the sums of `Ratios`, which saves time."""

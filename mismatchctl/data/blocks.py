@@ -260,7 +260,7 @@ def _note_faults(
 
 
 def token_values(array: pa.Array) -> NDArray[Any] | None:
-    """Return the values of a column [T], or [T, K] if each token has a list of K values. A null becomes NaN.
+    """Return a column's values, [T] for one value per token, [T, K] for a list of K values. A null becomes NaN.
 
     If the lists are empty or have different lengths, return None.
     """

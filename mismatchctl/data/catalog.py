@@ -52,7 +52,7 @@ RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
 
 STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
-"""If one of these columns or a per-token column has a wrong type, raise an error. Other such columns are ignored."""
+"""A wrong type of one of these columns or a per-token column is an error. Other columns of a wrong type are ignored."""
 
 _PARALLEL_REQUESTS = 16
 

@@ -271,7 +271,7 @@ def _count_tokens(batch: pa.RecordBatch) -> int:
 IDS = ("sequence_id", "id", "request_id", "custom_id")
 """Possible names of the column with the sequence ids."""
 _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
-"""Names of log-probs in either file. `--rollout` and `--train` say whose log-probs a file contains."""
+"""Names of the rollout's log-probs in the file `--rollout`, and of the trainer's log-probs in the file `--train`."""
 
 
 class PairedTable(NamedTuple):

@@ -90,7 +90,7 @@ _EXPECTED: dict[ColumnKind, tuple[str, int, tuple[str, ...]]] = {
     ColumnKind.NUMBER: ("numbers", 0, (*_NUMBERS, FLAG_TYPE)),
     ColumnKind.ID: ("integers or strings", 0, ()),
 }
-"""Kind of column -> (expected element in words, list levels in it, allowed kinds of values; none: any flat type)."""
+"""Kind of column -> (expected element in words, list levels in it, allowed kinds of values). None: any flat type."""
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
@@ -371,7 +371,7 @@ ARROW_MAGIC = b"ARROW1"
 _FIRST_READ = 4096
 _STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", bytes(4))
 _SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
-"""Types of Arrow messages. All other messages are dictionaries."""
+"""Type numbers of Arrow messages: schema, record batch. All other messages are dictionaries."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ find_list_offsets, join_split_bytes = (
     CompiledLoop("mismatchctl.core.compiler", name) for name in ("find_list_offsets", "join_split_bytes")
 )
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
-"""Maximum number of values per column and read, and maximum number of bytes per page."""
+"""Maximum number of values that are read of a column at once, and maximum size of a page in bytes."""
 _HEADER = 1 << 10
 _I32 = 5
 _HEADER_FORM = {1: _I32, 2: _I32, 3: _I32, 4: _I32, 5: {1: _I32, 2: _I32, 3: _I32, 4: _I32}}

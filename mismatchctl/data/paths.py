@@ -87,7 +87,7 @@ def skip_locations(locations: Iterable[str]) -> Iterator[None]:
 
 
 def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], list[str]]:
-    """Find the files of the path arguments. Return them in natural order of runs and file names, and warnings."""
+    """Find the files of the path arguments. Return the files in natural order of run and name, and warnings."""
     arguments, warnings = _list_arguments(paths)
     names = _find_run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))

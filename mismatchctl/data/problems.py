@@ -37,7 +37,7 @@ class Fault:
     column: str
     reason: str
     sequences: Ints  # ascending rows, as in `TokenBatch.rows`
-    row: int  # of the first bad value, which `problem` describes
+    row: int  # row of the first bad value, which `problem` describes
     problem: str
     remedy: str = field(default_factory=skip_remedy)
     pattern: tuple[str, str] | None = None  # (what all these rows have in common, remedy), if known
@@ -153,7 +153,7 @@ class LengthMismatch:
     """Rows of one run whose lists have different lengths."""
 
     count: int = 0
-    columns: Mapping[str, int] = field(default_factory=dict)  # rows by column that differs from rollout_log_probs
+    columns: Mapping[str, int] = field(default_factory=dict)  # column -> rows in which its list has another length
     examples: tuple[UnequalRow, ...] = ()
 
     def __add__(self, other: LengthMismatch) -> LengthMismatch:
@@ -212,7 +212,7 @@ class ProblemExample(NamedTuple):
 class Problems:
     """Counts of the data left out by `--on-bad skip` or `--on-bad mask`. Each thread counts in its own object."""
 
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by (path, reason), some several times
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by (path, reason)
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first example by (path, reason)
     skipped: Counter[str] = field(default_factory=Counter)  # sequences
     files: dict[str, str] = field(default_factory=dict)  # files left out, and the reason

@@ -67,9 +67,9 @@ def open_dump(
     """Open the files of a dump and divide them into parts. Tokens are decoded later, in `Dump.read`.
 
     `rename` maps canonical names to column names in the files. `aliases` maps names of frameworks to canonical names.
-    `wanted` are optional columns that the caller uses. `watched` are columns that only `Rows` contains, unchecked. On
-    bad data, "error" raises an error, and "skip" leaves the sequence or file out and counts it. "mask" masks and
-    counts tokens without a value, and raises an error for other bad data.
+    `wanted` are optional columns that the caller uses. Only `Rows` contains the columns `watched`, unchecked. On bad
+    data, "error" raises an error, and "skip" leaves the sequence or file out and counts it. "mask" masks and counts
+    tokens without a value, and raises an error for other bad data.
     """
     if on_bad not in get_args(BadDataPolicy):
         raise ConfigError(f"{option('on_bad')} must be error, skip or mask, found {on_bad!r}")

@@ -121,7 +121,7 @@ _CANCELLATION_LIMIT = 1e-4  # if the mean of w^2 is smaller, 1 + 2 (w - 1) + (w 
 Side = Literal["low", "high"]
 SIDES: tuple[Side, Side] = ("low", "high")
 COMPARED_COLUMNS = ("reward", "advantage", "length")
-"""Columns whose means over kept and rejected tokens are compared."""
+"""Columns whose means over kept and over rejected sequences are compared."""
 
 
 def _squared_sums(

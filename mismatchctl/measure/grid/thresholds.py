@@ -46,7 +46,7 @@ class BlockParts:
 
     @cached_property
     def by_size(self) -> list[tuple[Ints, Ints | slice]]:
-        """Return (parts, their sequences) for each number of sequences that a part can have."""
+        """Group the parts by size (number of sequences). Return (parts, their sequences) for each size."""
         sizes = np.diff(self.firsts, append=len(self.index))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
@@ -541,7 +541,7 @@ def _weight_kind(weight: Weight | None) -> Hashable:
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Return True if sums over bins are enough to evaluate all points. No gate may use another gate's result."""
+    """Return True if sums over bins are enough to evaluate a family. No gate may use another gate's result."""
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:
         return False

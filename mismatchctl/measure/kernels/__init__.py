@@ -1,4 +1,4 @@
-"""Kernels: arithmetic over tokens in numpy, in compiled loops, and on a GPU."""
+"""Kernels, which compute sums over tokens in numpy, in compiled loops or on a GPU."""
 
 from __future__ import annotations
 

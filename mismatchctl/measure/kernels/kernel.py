@@ -16,7 +16,7 @@ from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS
 from mismatchctl.core.ratios import Ratios
 
 BUCKETS = 64
-"""Number of buckets to which clusters are assigned by hash. Their differences give the intervals of quantiles."""
+"""Number of buckets of clusters, assigned by hash. Differences between buckets give the intervals of quantiles."""
 JOINT_CELLS = 128
 """The joint histogram of rollout and train probability has this number of cells along each axis."""
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}

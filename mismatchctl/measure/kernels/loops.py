@@ -40,9 +40,9 @@ _LOG2_E = 1 / math.log(2)
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 to 33 more bits
 _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
 SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
-"""Range of x in which exp(x) can be computed. For smaller x, it counts as 0. For larger x, it overflows."""
+"""Range of x in which exp(x) is computed. Below this range, exp(x) counts as 0. Above it, exp(x) overflows."""
 _FAR_LIMIT = 700.0
-"""If |x| is larger, exp(x) may lose digits."""
+"""Limit of |x| above which exp(x) may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
 
 
@@ -260,7 +260,7 @@ def _place_surprisal(reference: Any, where: Any) -> None:
 _SURPRISAL_BINS_ABOVE = tuple(
     int(np.count_nonzero(place < PROBABILITY_BIN_BY_SURPRISAL)) for place in range(len(PROBABILITY_EDGES))
 )
-"""Number of surprisal bins above each of the PROBABILITY_EDGES."""
+"""For each of the PROBABILITY_EDGES, the number of surprisal bins with a higher probability."""
 _CAP_COUNT = len(K3_CAPS)
 _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 
@@ -375,7 +375,7 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Write the indices of log ratios <= `low` or >= `high` to `found`, as far as they fit. Return their number."""
+    """Find log ratios <= `low` or >= `high`. Write as many indices to `found` as fit, and return how many there are."""
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
         for start in range(offsets[i], offsets[i + 1], TILE):
@@ -409,7 +409,7 @@ def _add_level_terms(rollout: Any, train: Any, valid: Any, cap: float, sums: Any
 
 @compile_loop
 def sum_level_terms(rollout: Any, train: Any, valid: Any, offsets: Any, cap: float, sums: Any) -> None:
-    """Write the four LevelTerms of each sequence to `sums`. Each |log ratio| is at most `cap`."""
+    """Write the four LevelTerms of each sequence to `sums`. A |log ratio| above `cap` counts as `cap`."""
     for i in range(len(offsets) - 1):
         tokens = slice(offsets[i], offsets[i + 1])
         _add_level_terms(rollout[tokens], train[tokens], valid[tokens], cap, sums[i])

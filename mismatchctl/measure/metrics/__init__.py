@@ -1,1 +1,1 @@
-"""Registry of metrics."""
+"""The definition, the registry and the evaluation of metrics."""

@@ -442,7 +442,7 @@ class GroupMerger(ABC, Generic[CellT]):
             check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Mark steps that cannot grow as complete. When complete steps have about `closing_size` sums, close them."""
+        """Mark steps that cannot grow as complete. If complete steps take too much memory, compute their final sums."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)

@@ -312,7 +312,7 @@ def read_metrics(
 
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
-"""Observed coverage of `heavy_tail` intervals of quantiles: usual, with few tail tokens (docs/methods/gate.md)."""
+"""Coverage of `heavy_tail` intervals of quantiles, usually and with few tail tokens (docs/methods/gate.md)."""
 _FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tokens above a quantile, the quantile is inaccurate, or unknown
 _ROUNDING = 1e-9  # relative rounding of token counts
 
@@ -385,7 +385,7 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Return the share of K3 in the worst tokens. `tokens` is the share of tokens that are worst, such as 0.001."""
+    """Return the share of K3 in the tokens with the largest K3, which are the share `tokens` of all tokens."""
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:

@@ -388,7 +388,7 @@ def _part_share(whole: str, own: str, other: str) -> Formula:
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Formula:
-    """Return the formula of the correlation of two log ratios. `whole` is the squared sum (or difference) of both."""
+    """Return the formula of the correlation of two log ratios. `whole`: column of the square of a + b or a - b."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
