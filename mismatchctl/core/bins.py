@@ -113,7 +113,7 @@ LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
 def new_layer_table(clusters: int) -> Float64s:
-    """Return zeros [clusters, probability bins, K3 bins, 2], to which numbers of tokens and their K3 are added."""
+    """Return zeros [clusters, probability bins, K3 bins, 2], for sums of token counts and of K3."""
     return np.zeros((clusters, PROBABILITY_BINS, len(K3_CAPS) + 1, 2))
 
 

@@ -21,9 +21,9 @@ def compile_loop(loop: LoopT, *, fastmath: frozenset[str] = frozenset()) -> Loop
 
 
 compile_terms = partial(compile_loop, fastmath=frozenset({"contract"}))
-"""Compile a loop in which LLVM may use fused multiply-add instructions."""
+"""Compile a loop, and allow LLVM to use fused multiply-add instructions."""
 compile_sums = partial(compile_loop, fastmath=frozenset({"reassoc", "contract", "nsz"}))
-"""Compile a loop in which LLVM may change the order of additions."""
+"""Compile a loop, and allow LLVM to change the order of additions."""
 
 
 def _make_bitcast(source: Any, target: Any) -> Any:
@@ -141,7 +141,7 @@ def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: An
 
     Return the position of the values in the page, or -1 if the levels are invalid or an output array is too small.
 
-    `state` is kept from page to page: the number of lists so far, the number of values so far, and 1 if the last list
+    `state` is kept from page to page: the number of lists and of values in the pages before, and 1 if the last list
     may continue on the next page.
     """
     middle = _find_levels_end(body, 0)

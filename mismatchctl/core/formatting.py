@@ -23,9 +23,9 @@ _LOG_COMMAND = re.compile(r"##(?=(vso)?\[)", re.IGNORECASE)
 _MARKDOWN_LINK = re.compile(
     r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=[A-Za-z]:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH-)(?=\d)", re.IGNORECASE
 )
-"""Positions at which a Markdown link could start: a mention, an issue number or an address."""
+"""Positions that could start a Markdown link: a mention, an issue number or an address."""
 FORMULA_START = r"(^|[\r\n])([=+\-@\t])"
-"""First character of a CSV cell, or of a line in it, with which a spreadsheet starts a formula."""
+"""First characters of a CSV cell, or of a line in a cell, that start a formula in a spreadsheet."""
 CSV_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 """Control characters that are replaced in CSV files."""
 _LONG_WORD = re.compile(r"(\S{60})\S{100,}(\S{30})")

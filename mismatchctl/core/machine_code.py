@@ -118,7 +118,7 @@ def _compiler_environment() -> bytes:
 
 
 def _read_code(place: Path, made_for: bytes) -> bytes | None:
-    """Return the machine code in a file, or None if the file is damaged or belongs to another key than `made_for`."""
+    """Return the machine code in a file, unless the file is damaged or belongs to another key than `made_for`."""
     try:
         content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _FOLDER.stat().st_uid})
     except OSError:

@@ -26,7 +26,7 @@ DENSE_RANGE = (1e-5, 1e-3)
 MOE_RANGE = (1e-3, 1e-1)
 """Typical K3 of mixture-of-experts models."""
 K3_SCALE = (1e-8, 1.0)
-"""Ends of the scale on which K3 is drawn."""
+"""Lower and upper end of the scale for drawing K3."""
 
 _SERIES_LIMIT = 1e-2  # below this |x|, expm1(x) - x loses digits. Above it, the series would need more terms.
 _SERIES = [1 / math.factorial(power) for power in range(2, 8)]

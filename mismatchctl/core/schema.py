@@ -11,7 +11,7 @@ from typing import Any
 from mismatchctl.io.yaml import read_data
 
 MIN_LOG_PROB = -1e40
-"""Lower limit of log-probs. It is below the lowest float32, with which some frameworks mask tokens."""
+"""Lower limit of log-probs. It is below the lowest float32, because some frameworks mask tokens with this number."""
 POSITIVE_TOLERANCE = 1e-3
 """Largest positive value that counts as a rounded log-prob. A larger value is not a log-prob."""
 

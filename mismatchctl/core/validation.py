@@ -133,7 +133,7 @@ def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 class FiniteModel(BaseModel):
-    """A pydantic model in which an optional NaN or infinite field becomes null. The field `status` explains why."""
+    """A pydantic model. An optional field that is NaN or infinite becomes null, and `status` explains why."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

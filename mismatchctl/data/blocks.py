@@ -262,7 +262,7 @@ def _note_faults(
 def token_values(array: pa.Array) -> NDArray[Any] | None:
     """Return a column's values, [T] for one value per token, [T, K] for a list of K values. A null becomes NaN.
 
-    If the lists are empty or have different lengths, return None.
+    If the lists are empty or have different lengths, return `None`.
     """
     if not is_list(array.type):
         values, missing = to_numpy(array), find_nulls(array)
@@ -420,7 +420,7 @@ BATCH_TOKENS = 1 << 21
 """Approximate number of tokens per batch. A larger row group is decoded in several pieces."""
 _COMPARED_ROWS = 64
 BATCH_ROWS = 1 << 16
-"""Maximum number of sequences per batch. A sequence takes about 500 bytes of memory even if it has no tokens."""
+"""Maximum number of sequences per batch. A sequence takes about 500 bytes of memory even without tokens."""
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
@@ -462,7 +462,7 @@ def _count_values(column: pa.ChunkedArray) -> int:
 def _build_wide_block(
     file: DumpFile, table: pa.Table, rows: Ints, columns: Collection[str], watched: Collection[str]
 ) -> DecodedBlock:
-    """Build a block from the rows in which all lists have the same length. Record the other rows as faults."""
+    """Build a block from the rows whose lists all have the same length. Record the other rows as faults."""
     arrays = {column: to_plain_array(table.column(file.columns[column])) for column in (*columns, *watched)}
     every = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
     values = {column: array for column, array in arrays.items() if column not in every}

@@ -219,7 +219,7 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """The names by which columns are found: `--column` (`rename`), names used by frameworks (`aliases`), and `--by`."""
+    """Names for finding columns: from `--column` (`rename`), from frameworks (`aliases`), and from `--by`."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -431,7 +431,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
 
 
 def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
-    """Reject each file in which a used column has a different type than in most files of its run."""
+    """Reject each file whose type of a used column differs from the type in most files of its run."""
     remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
@@ -467,7 +467,7 @@ def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
 
 
 SEQUENCE_KEYS = ("sequence_id", "step", "run")
-"""Columns that identify a sequence. In the long layout, a new sequence begins where one of them changes."""
+"""Columns that identify a sequence. In the long layout, a new sequence begins if one of these columns changes."""
 
 _PIECE_ROWS = 1 << 21
 UNIT_TOKENS = 3 << 20

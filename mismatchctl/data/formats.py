@@ -73,7 +73,7 @@ def classify(kind: pa.DataType) -> tuple[int, str]:
 
 
 def describe_type(kind: pa.DataType) -> str:
-    """Describe the values of a type in words. Two columns are compatible if their descriptions are equal."""
+    """Describe the values of a type for people. Two columns are compatible if their descriptions are equal."""
     depth, values = classify(kind)
     return "lists of " * depth + (NUMBER_TYPE if values in _NUMBERS else values)
 
@@ -112,7 +112,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 _LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
-"""Length in bytes from which on a string is shortened, and number of bytes that are kept at each end."""
+"""Minimum length of a shortened string, and length kept at each end, in bytes."""
 
 
 def _shorten_texts(array: pa.Array) -> pa.Array:
@@ -187,7 +187,7 @@ class ListColumn:
         return np.zeros(len(self.lengths), np.bool_) if self.null is None else self.null
 
     def flat(self, keep: Bools | None) -> pa.Array:
-        """Concatenate the lists of the rows in `keep` (None: all rows), without a copy if the lists are adjacent."""
+        """Concatenate the lists of the rows in `keep` (default: all rows), without a copy if the lists are adjacent."""
         starts = self.starts if keep is None else self.starts[keep]
         lengths = self.lengths if keep is None else self.lengths[keep]
         ends = starts + lengths
@@ -273,7 +273,7 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Convert values to strings, in which bytes that are not UTF-8 are escaped. Flags and nulls are kept."""
+    """Convert values to strings, and escape bytes that are not UTF-8. Flags and nulls are kept."""
     kind = plain_type(array.type)
     is_fixed = pa.types.is_fixed_size_binary(kind)
     if describe_type(kind) == TEXT_TYPE or describe_type(kind).endswith("binary") or is_fixed:
@@ -356,7 +356,7 @@ class FileContents(ABC):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode columns of some row groups. Yield one table if `rows` is None, else tables of at most `rows` rows."""
+        """Decode columns of some row groups. Yield tables of at most `rows` rows, or one table if `rows` is `None`."""
         tables = self.read_groups(file, groups, columns)
         if rows is None:
             yield pa.concat_tables(tables)
@@ -697,7 +697,7 @@ class ParquetContents(FileContents):
         )
 
     def _leaf(self, column: str) -> int | None:
-        """Return the index of a column's first Parquet leaf, or None. Statistics are stored per leaf."""
+        """Return the index of a column's first Parquet leaf. Statistics are stored per leaf."""
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path
             if path == column or path.startswith(f"{column}."):
@@ -730,7 +730,7 @@ SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
 
 
 def is_dump_file(path: str, store: Store) -> bool:
-    """Return True if a file's suffix or first bytes are those of Parquet or Arrow. Spark and Ray can omit suffixes."""
+    """Return True if a file is Parquet or Arrow by its suffix or its first bytes. Spark and Ray can omit suffixes."""
     return path.lower().endswith(SUFFIXES) or store.read_start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
 
 

@@ -83,7 +83,7 @@ class Fault:
 
 
 _FEWEST_ROWS = 2
-"""Number of rows from which on an error can describe a whole column instead of a row."""
+"""Minimum number of rows for an error that describes a whole column instead of a row."""
 EXAMPLE_ROWS = 32
 """Maximum number of rows with unequal lists that are kept as examples."""
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
@@ -116,7 +116,7 @@ def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str
 def describe_lengths(
     column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """Return a description and a remedy if the difference of the lengths (`apart`) is equal in all rows, else None."""
+    """If the difference of the lengths (`apart`) is equal in all rows, return a description and a remedy."""
     if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
         return None
     count = abs(int(apart[0]))

@@ -33,7 +33,7 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
-    """Return the policy loss per token without correction weights, or None without current log-probs and advantages."""
+    """If a batch has current log-probs and advantages, return the policy loss per token without correction weights."""
     if batch.current is None or batch.advantages is None:
         return None
     kind, numbers = parse_loss(text)
@@ -127,7 +127,7 @@ COMPARED_COLUMNS = ("reward", "advantage", "length")
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Return the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. Call `recompute` where this loses digits."""
+    """Return the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If this loses digits, call `recompute`."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -259,7 +259,7 @@ def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios], ba
 
 
 def impossible_tokens(batch: TokenBatch) -> Float64s:
-    """Count the tokens of each sequence to which the trainer gives probability 0."""
+    """Count the tokens of each sequence that have probability 0 in the trainer."""
     if batch.impossible is None:
         return np.zeros(len(batch))
     return np.where(batch.segments.nonempty, batch.impossible, 0).astype(np.float64)

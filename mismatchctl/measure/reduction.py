@@ -67,7 +67,7 @@ ROW_COLUMNS = ("tokens", "log_ratio", "square", "k3", "abs", "product", "policy_
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """What to measure in one pass over a dump."""
+    """Settings of one pass over a dump: corrections, breakdowns, and other measurements."""
 
     corrections: tuple[Correction, ...] = ()  # all are applied in the same pass
     by: tuple[str, ...] = ()  # columns to break down by

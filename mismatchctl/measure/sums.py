@@ -65,7 +65,7 @@ def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
 
 
 def hash_content(columns: list[Float64s]) -> Hashes:
-    """Hash each row of these columns, to identify sequences that have no id."""
+    """Hash each row of these columns, to identify sequences without an id."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = mix_hashes(hashes, (column + 0.0).view(np.uint64))
@@ -75,7 +75,7 @@ def hash_content(columns: list[Float64s]) -> Hashes:
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """Merge two mappings. The values of a key that is in both mappings are added."""
+    """Merge two mappings. If a key is in `some` and in `more`, add its two values."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
@@ -209,7 +209,7 @@ class BatchRows:
 
 
 class BatchTable(BatchRows):
-    """The cluster tables of all groups in a batch, to which the blocks of the batch are added in order."""
+    """The cluster tables of all groups in a batch. Blocks of the batch must be added in order."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
         """Create empty tables. `cells` contains the group of each sequence in ascending order."""
@@ -294,7 +294,7 @@ def to_plain_value(value: Any) -> LabelValue:
 
 
 def cluster_hashes(batch: TokenBatch) -> Hashes:
-    """Hash the prompt id of each sequence. If it is missing, hash the sequence id. If both are, hash the content."""
+    """Hash the prompt id of each sequence. If it is missing, hash the sequence id, or else the content."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
         values = batch.columns.get(name)
@@ -359,7 +359,7 @@ class LargestValues:
 
 @dataclass(frozen=True)
 class WorstRows:
-    """The WORST_COUNT tokens or sequences with the largest scores. Of equal scores, the earlier row comes first."""
+    """The WORST_COUNT tokens or sequences with the largest scores. If scores are equal, the earlier row comes first."""
 
     score: Float64s = field(default_factory=lambda: np.zeros(0))  # ranking score [N], descending
     # file, row and position [N, 3]

@@ -69,7 +69,7 @@ def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "
 
 
 class _PickledDtype:
-    """A numpy dtype in a pickle, of which only the code and the byte order are read."""
+    """A numpy dtype in a pickle. Only its code and its byte order are read."""
 
     def __init__(self, code: Any, *rest: Any) -> None:
         self.value = plain_dtype(code)

@@ -62,7 +62,7 @@ def _uncompressed_path(path: Path) -> Path:
 
 
 def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
-    """Return the layout that fits a file. With `framework`, return its layout, or None if only another one fits."""
+    """Return the layout that fits a file. With `framework`, return its layout, unless only another layout fits."""
     chosen = framework_layouts(framework)[0] if framework else None
     file = OpenFile(path)
 
@@ -310,7 +310,7 @@ def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention
 
 
 def prompt_hash(prompt: Any) -> str | None:
-    """Return a hash of a prompt (tokens or text), or None if the prompt is empty."""
+    """Return a hash of a prompt (tokens or text), unless the prompt is empty."""
     if prompt is None or (isinstance(prompt, (list, np.ndarray)) and len(prompt) == 0):
         return None
     prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
@@ -375,7 +375,7 @@ def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]:
-    """Read the rows of one file. If a column has no value in the first batch, leave the column out."""
+    """Read the rows of one file. If a column is empty in the first batch, leave the column out."""
     schema: pa.Schema | None = None
     tokens, most = 0, path.stat().st_size
     for rows in _split_rows(read_rows(layout, path)):

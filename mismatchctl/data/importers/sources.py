@@ -49,7 +49,7 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
-        """Yield the sequences of a file, or nothing if the file is not from a framework."""
+        """Yield the sequences of a file, if a framework wrote the file."""
         layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
@@ -136,7 +136,7 @@ def _flat_values(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
 
 
 _MOST_IN_MEMORY = 1 << 27
-"""Size of a run's files, in bytes, up to which the rows are kept in memory. Larger runs use a temporary file."""
+"""Maximum size in bytes of the files of a run that is kept in memory. Larger runs use a temporary file."""
 _FileStamp = tuple[str, int, int]
 ConversionOutcome: TypeAlias = "pa.Table | DataError | None"
 _file_numbers = count()
@@ -178,7 +178,7 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
 def _convert_run(
     named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
 ) -> tuple[list[ConversionOutcome], list[str]]:
-    """Convert each file of a run to a table, or to None if it contributes no sequences. Also return notes."""
+    """Convert each file of a run to a table, unless it contributes no sequences. Also return notes."""
     place = os.path.commonpath(named)
     source = ForeignRun(place)
     paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]
@@ -219,7 +219,7 @@ def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
 
 
 def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
-    """Return the rows as a table, or None if there are no rows. Without `in_memory`, store it in a temporary file."""
+    """Return the rows as a table, if there are rows. Without `in_memory`, store the table in a temporary file."""
     first = next(batches, None)
     if first is None:
         return None

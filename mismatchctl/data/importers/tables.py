@@ -44,7 +44,7 @@ _DEPTH = 3
 _TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
 """Names of columns that contain token ids in some files, and text in other files."""
 _PROMPTS = ("prompt_token_ids", "prompt_ids", "prompt")
-"""Columns with the prompt as token ids or text. They replace prompt ids if a file has no prompt ids."""
+"""Columns with the prompt as token ids or text, which identify the prompt if a file lacks prompt ids."""
 
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -435,9 +435,9 @@ def with_prompt_ids(table: pa.Table) -> pa.Table:
 
 
 PROMPT_LOG_PROBS = "prompt_log_probs"
-"""Column with the log-probs of a prompt's tokens, except for the first token, which has no log-prob."""
+"""Column with the log-probs of a prompt's tokens, except for the first token, which lacks a log-prob."""
 _WRAPPERS = ("response", "body", "result", "output")
-"""Keys of the object in which scripts and batch jobs store a response together with an id."""
+"""Keys for the response in objects that scripts and batch jobs write, with a response and an id."""
 _IDS = ("custom_id", "id", "request_id", "rid", "sequence_id")
 _TOKEN = re.compile(r"token_id:(\d+)")
 
@@ -591,5 +591,5 @@ def _prompt(ids: Any, found: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float:
-    """Convert a log-prob to a float. Null, which vLLM writes if a token has no log-prob, becomes NaN."""
+    """Convert a log-prob to a float. Null, which vLLM writes if a token lacks a log-prob, becomes NaN."""
     return math.nan if value is None else float(value)

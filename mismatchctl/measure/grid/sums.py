@@ -467,7 +467,7 @@ class ClosedFamily:
 
 
 def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
-    """Return the numbers that normalize the weights of a step, per micro-batch, or None without normalization."""
+    """If weights are normalized, return the numbers that divide the weights of a step, one per micro-batch."""
     rule, table = family.correction.weight, group.totals
     if rule is None or rule.normalize == "none":
         return None

@@ -348,7 +348,7 @@ class TokenBins:
 def sum_token_table(
     rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> list[Float64s]:
-    """Sum each column per sequence and combination of bins (one bin per rule). A column that is None counts tokens."""
+    """Sum each column per sequence and combination of bins (one bin per rule). If a column is `None`, count tokens."""
     sizes = [rule.thresholds.bins for rule in rules]
     cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
     if len(rules) > 1:
@@ -468,7 +468,7 @@ class CorrectionFamily:
 
     @cached_property
     def cells(self) -> int:
-        """Return the number of combinations of bins, with one bin per rule, in which a token can be."""
+        """Return the number of possible combinations of a token's bins, with one bin per rule."""
         weight, rules = self.correction.weight, list(self.thresholds[: self.token_gates])
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
@@ -489,7 +489,7 @@ class CorrectionFamily:
 
     @cached_property
     def veto(self) -> int | None:
-        """Return the position in `order` of the first veto, or None."""
+        """Return the position in `order` of the first veto, if there is a veto."""
         first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
         return None if first is None else self.order.index(first)
 

@@ -17,7 +17,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def find_devices() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, and a message for users in case there are none."""
+    """Return the names of the GPUs, and a message for users that explains why there is no GPU."""
     try:
         import torch
 

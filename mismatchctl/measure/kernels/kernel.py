@@ -20,7 +20,7 @@ BUCKETS = 64
 JOINT_CELLS = 128
 """The joint histogram of rollout and train probability has this number of cells along each axis."""
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
-"""Quantity by which K3 is broken down -> its bins."""
+"""Breakdown of K3 -> its bins."""
 
 BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
 """Number of sums per bin, and the breakdowns that have two more sums per bin (see `RunTables.breakdowns`)."""
@@ -57,7 +57,7 @@ class RunTables:
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """The table rows to which the tokens of each sequence are added."""
+    """For each sequence, the rows of the tables that its tokens are added to."""
 
     rows: Ints  # row of the pair's tables [S]
     buckets: Ints  # bucket of the sequence's cluster [S], which is the row of the run's tables

@@ -40,7 +40,7 @@ _LOG2_E = 1 / math.log(2)
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 to 33 more bits
 _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
 SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
-"""Range of x in which exp(x) is computed. Below this range, exp(x) counts as 0. Above it, exp(x) overflows."""
+"""Lowest and highest x for exp(x). For lower x, exp(x) counts as 0. For higher x, it overflows."""
 _FAR_LIMIT = 700.0
 """Limit of |x| above which exp(x) may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
@@ -110,7 +110,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Recompute the terms of tokens for which exp overflows or loses digits."""
+    """Recompute the terms of a token if exp overflows or loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:
@@ -375,7 +375,7 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Find log ratios <= `low` or >= `high`. Write as many indices to `found` as fit, and return how many there are."""
+    """Find log ratios <= `low` or >= `high`. Write indices to `found` until it is full. Return the total number."""
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
         for start in range(offsets[i], offsets[i + 1], TILE):

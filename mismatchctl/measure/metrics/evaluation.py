@@ -60,7 +60,7 @@ _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_g
 
 @dataclass(frozen=True)
 class ScopeFactors:
-    """Numbers by which the weights of a step are divided to normalize them, one per micro-batch."""
+    """Numbers that divide the weights of a step to normalize them, one per micro-batch."""
 
     scopes: Hashes  # hash of each micro-batch [M], ascending
     factors: Float64s  # by correction, or along a grid [M, ...]
@@ -70,7 +70,7 @@ class ScopeFactors:
 
 
 def normalization_factors(rule: Weight, columns: Mapping[str, Float64s], scopes: Hashes) -> ScopeFactors:
-    """Compute by which number to divide the weights of each micro-batch. `columns` are sums of a step by `scopes`."""
+    """Compute the number that divides the weights of each micro-batch. `columns` are sums of a step by `scopes`."""
     names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
     excess, number = (columns[name] for name in names)
     if counts_empty(rule):  # empty sequences count with weight 0
@@ -90,7 +90,7 @@ def counts_empty(rule: Weight | None) -> bool:
 
 
 def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
-    """Return by which number to divide the weights of each correction in each micro-batch (1: no normalization)."""
+    """Return the number that divides the weights of each correction in each micro-batch (1: no normalization)."""
     scopes = np.unique(table.scopes)
     factors = np.ones((len(scopes), len(plan.corrections)))
     for index, correction in enumerate(plan.corrections):
@@ -197,7 +197,7 @@ def other_metrics() -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class EstimateRow:
-    """Metrics of several steps: those of the dump, and those of each correction."""
+    """Metrics of several steps: of the dump, and of each correction."""
 
     metrics: Estimates
     corrections: list[Estimates]
@@ -254,7 +254,7 @@ class Evaluator:
             yield index, (own, {key for key in keys if key not in METRICS_WITH_GROUP_ERRORS})
 
     def evaluate(self, groups: Sequence[CellSums], excluded: frozenset[str] | None = None) -> EstimateRow:
-        """Evaluate all metrics of complete steps, except those in `excluded`."""
+        """Evaluate the metrics of complete steps, without the metrics in `excluded`."""
         cells = _GroupSums([group.merge_scopes() if self.plan.by_prompt else group for group in groups])
         done = {owner: self._section(owner, section, cells) for owner, section in self._sections(excluded)}
         metrics = _add_z(done[MISMATCH_NAME])
@@ -398,7 +398,7 @@ OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for ke
 
 
 NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
-"""List of (run, step, micro-batch hash, number by which the weights of each correction are divided)."""
+"""List of (run, step, micro-batch hash, divisor of the weights for each correction)."""
 
 
 CellT = TypeVar("CellT")

@@ -25,7 +25,7 @@ _MEAN_SQUARE_ERROR = 0.1  # limit of the squared relative error of a mean square
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """A scale on which the confidence interval of a metric is symmetric, such as a logarithmic scale."""
+    """A scale that makes the confidence interval of a metric symmetric, such as a logarithmic scale."""
 
     transform: Callable[[Any], Any]  # transforms a value to the scale
     slope: Callable[[Any], Any]  # derivative of `transform`
@@ -141,7 +141,7 @@ class Measure:
     basis: str = "train/rollout"  # a pair of policies, or weights at a stage
 
     def is_like(self, other: Measure) -> bool:
-        """Return True if quantity, policies and statistic (mean, max, ...) are the same in both definitions."""
+        """Return True if two definitions have the same quantity, policies and statistic (mean, max, ...)."""
         policies = self.basis == other.basis or "/" not in self.basis + other.basis
         return policies and self.quantity is other.quantity and self._statistic == other._statistic
 
@@ -405,7 +405,7 @@ def tail_length(count: int) -> int:
 
 
 def khat_limit(count: int) -> float:
-    """Return the k-hat up to which a mean of S = `count` ratios is reliable: min(1 - 1/log10 S, 0.7)."""
+    """Return the highest k-hat for a reliable mean of S = `count` ratios: min(1 - 1/log10 S, 0.7)."""
     return min(1 - 1 / math.log10(count), 0.7) if count > 1 else math.nan
 
 

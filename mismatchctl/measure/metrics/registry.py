@@ -233,7 +233,7 @@ def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the top-k log-probs with which those of the rollout are compared, or None."""
+    """Return the top-k log-probs to compare with the top-k log-probs of the rollout."""
     return next((tokens[name] for name in OTHER_TOP_COLUMNS if name in tokens), None)
 
 
@@ -336,7 +336,7 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Numbers of experts per layer to try. The largest one with which no layer repeats an expert is used."""
+"""Numbers of experts per layer to try. The largest number that gives each layer distinct experts is used."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",
@@ -459,7 +459,7 @@ KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for
 
 
 def _widest_column(name: str) -> Formula:
-    """Return the formula of `name@k` for the largest k of LAYER_WIDTHS with which no layer repeats an expert."""
+    """Return the formula of `name@k` for the largest k of LAYER_WIDTHS that gives each layer distinct experts."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]
@@ -523,7 +523,7 @@ SPREAD_METRICS = (
 
 @dataclass(frozen=True)
 class Facet:
-    """A group of optional metrics, the columns that they need, and the sums from which they are computed."""
+    """A group of optional metrics, the columns that they need, and the sums that they are computed from."""
 
     section: str  # heading
     needs: frozenset[str]  # required columns of the schema
