@@ -26,7 +26,7 @@ _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQe
 """Codes of numpy dtypes that can be read: numbers, strings and objects."""
 _MOST_DIMENSIONS = 32
 _MOST_INTEGER_KEY = 1 << 24
-"""Limit of integer keys of a dict. An attacker could choose larger keys with equal hashes, to make it slow."""
+"""Limit of integer keys of a dict, because an attacker could choose large keys with equal hashes."""
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
 """Time limit for reading a pickle: a constant, and a time per byte of the file, in seconds."""
 _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
@@ -196,7 +196,7 @@ def _build_bytes(data: Any = b"", encoding: Any = "latin1") -> bytes:
 
 
 class _PlainDict(dict[Any, Any]):
-    """A dict whose keys are strings or small integers. An attacker could choose other keys with equal hashes."""
+    """A dict that only accepts strings and small integers as keys. Other keys with equal hashes could make it slow."""
 
     def __init__(self, pairs: Any = ()) -> None:
         super().__init__()

@@ -366,7 +366,7 @@ def _contains_text(value: Any) -> bool:
 
 
 BATCH_ROWS, BATCH_TOKENS = 512, 1 << 21
-"""A batch ends at this number of rows, or earlier at this number of tokens. It becomes a row group."""
+"""A batch ends at this number of rows, or earlier at this number of tokens. Each batch becomes a row group."""
 
 
 def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:

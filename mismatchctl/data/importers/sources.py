@@ -136,7 +136,7 @@ def _flat_values(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
 
 
 _MOST_IN_MEMORY = 1 << 27
-"""Maximum size in bytes of the files of a run that is kept in memory. Larger runs use a temporary file."""
+"""A run is kept in memory if its files have at most this size in bytes. Larger runs use a temporary file."""
 _FileStamp = tuple[str, int, int]
 ConversionOutcome: TypeAlias = "pa.Table | DataError | None"
 _file_numbers = count()

@@ -347,7 +347,7 @@ def _has_rows(value: Any) -> bool:
 
 
 def _arrays(columns: Mapping[str, Any], rows: int, path: Path) -> dict[str, pa.Array]:
-    """Convert columns to Arrow. Leave out an unsupported column. If it contains log-probs, raise an error."""
+    """Convert columns to Arrow. Leave out unsupported columns, but raise an error if they contain log-probs."""
     found = {}
     for name, value in columns.items():
         try:
@@ -399,7 +399,7 @@ def _to_cells(values: NDArray[Any]) -> Any:
 
 
 def _from_frame(frame: Any) -> pa.Table:
-    """Convert a polars table to Arrow. Leave out unsupported columns. Convert too large integers to text."""
+    """Convert a polars table to Arrow. Unsupported columns are left out. Integers that are too large become text."""
     import polars as pl
 
     columns = []
@@ -549,7 +549,7 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
 
 
 def _sampled(entry: Any, token: int | None) -> float:
-    """Return the log-prob of the sampled token. `entry` can also contain other tokens, also before this token."""
+    """Return the log-prob of the sampled token, which may not be the first token in `entry`."""
     if entry is None or isinstance(entry, (int, float)):
         return _number(entry)
     found = next(iter(entry.values())) if token is None else entry[str(token)] if str(token) in entry else entry[token]

@@ -57,7 +57,7 @@ class RunTables:
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """For each sequence, the rows of the tables that its tokens are added to."""
+    """For each sequence, the rows of the tables that receive its tokens."""
 
     rows: Ints  # row of the pair's tables [S]
     buckets: Ints  # bucket of the sequence's cluster [S], which is the row of the run's tables
