@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import MISMATCH_SOURCE, ClampLevel, Correctio
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected tokens: `tokens` [T] must be True for the token, and `sequences` [S] for its sequence."""
+    """Selected tokens. `tokens` [T] is True for the token, and `sequences` [S] is True for its sequence."""
 
     segments: Segments
     sequences: Bools
@@ -77,7 +77,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return (smallest dropped value, number of dropped values equal to it, True if a smaller value is kept)."""
+        """Return the smallest dropped value, how often it is dropped, and True if a smaller value is kept."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -106,7 +106,7 @@ class GateOutcome:
 
 
 def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selection) -> GateOutcome:
-    """Compute the statistic of a gate from the tokens in `selection`, and return the tokens that the gate rejects."""
+    """Apply a gate whose statistic uses only the tokens in `selection`."""
     segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
     view = selection if gate.over != "segment" else selection.divide(segments)
     measured = measure_gate(gate, ratios, view, batch)
@@ -122,7 +122,7 @@ def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selecti
 
 
 def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
-    """Return the statistic of a gate, one value per token [T] or per segment."""
+    """Return one value per token [T] or per segment."""
     if gate.statistic == "age":
         unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
         return np.where(np.isnan(batch.age), unknown, batch.age)
@@ -227,7 +227,6 @@ def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
 
 
 def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
-    """Compute the statistic of a gate: one value per token, per segment or per prefix."""
     segments, level = view.segments, gate.level
     whole = view.tokens is None and segments is ratios.segments  # True if the sums in `ratios` can be used
     defined = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # with `keep`, NaN is ignored
@@ -253,7 +252,7 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
-    """Return the mean of (ratio - 1) over each segment or prefix."""
+    """Return the mean of ratio - 1 over each segment or prefix."""
     if gate.over == "sequence" and view.tokens is None and gate.clamp != "none":
         return ratios.excess_sum / np.maximum(view.counts, 1)
     excess = ratios.exp_minus_one if gate.clamp == "none" else ratios.excess
@@ -265,7 +264,7 @@ def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Float64s:
-    """Return the running minimum, maximum, mean or sum at each token [T]. Ignore tokens outside of `view`."""
+    """Aggregate the values up to each token [T], without the tokens outside of `view`."""
     running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
     seen = np.asarray(view.expand())
     shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
@@ -305,7 +304,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return the log of a random factor >= 1 for each upper bound, computed from seed, file, row and position."""
+    """Return the log of a random factor >= 1 for each upper bound. The same seed and data give the same factors."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -382,7 +381,7 @@ class Weights:
 
     @property
     def are_ratios(self) -> bool:
-        """Return True if each token has its own ratio as its weight, apart from the bounds."""
+        """Return True if each token's weight is its own ratio, apart from the bounds."""
         return self.rule.level == "token" and self.rule.is_usual
 
     @cached_property
@@ -425,7 +424,7 @@ class Weights:
 
     @cached_property
     def low(self) -> Bools:
-        """Return True for each weight below `watch_low`. If `watch_low` is not set, use the lower bound instead."""
+        """Return True for each weight below `watch_low`, or below the lower bound if `watch_low` is not set."""
         return self.raw_excess + 1.0 < (self.rule.watch_low or self.rule.bounds[0])
 
     @cached_property
@@ -441,7 +440,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Apply the bounds to weights if `origin` is 0, or to values of weight - 1 if `origin` is 1."""
+        """Apply the bounds to `values`, which are weight - `origin`."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:
@@ -453,7 +452,6 @@ class Weights:
         return np.where(where, bounded, values)
 
     def _sanitize(self, values: Float64s, origin: float) -> Float64s:
-        """Replace NaN and infinite weights by 0 if the rule has `nonfinite: zero`."""
         return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
@@ -464,13 +462,13 @@ class Weights:
 
 
 def normalization_divisor(mean: Float64s) -> Float64s:
-    """Return the mean weight, or 1 if the mean is almost 0. As in trainers, weights are divided by this number."""
+    """Return the mean weight, or 1 if the mean is almost 0, as trainers do."""
     return np.where(mean > _SMALLEST_MEAN, mean, 1.0)
 
 
 @dataclass(frozen=True)
 class CorrectedBlock:
-    """Result of a correction for a block of sequences: weights, rejected tokens of each gate, and remaining tokens."""
+    """Result of a correction for a block of sequences."""
 
     weights: Weights | None  # None if the correction has no weight rule (every weight is 1)
     gates: tuple[GateOutcome, ...]  # one outcome per gate, in order
@@ -531,7 +529,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Return True for each sequence [S] that may contain a token outside of the bounds of the weight or a gate."""
+    """Return True for each sequence [S] that may contain a token outside of any bound."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight

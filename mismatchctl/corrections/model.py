@@ -217,7 +217,7 @@ class Gate(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if `over`, `limit`, `precision`, `widen`, `seed` and `when` have their default values."""
+        """Return True if the less common fields, such as `over` and `limit`, have their default values."""
         given = (self.over, self.limit, self.precision, self.widen, self.seed, self.when)
         return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
 
@@ -330,7 +330,7 @@ class Weight(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if `over`, `clamp`, `limit`, `sees`, `nonfinite` and `bound_where` have their default values."""
+        """Return True if the less common fields, such as `over` and `clamp`, have their default values."""
         given = (self.over, self.clamp, self.limit, self.sees, self.nonfinite, self.bound_where)
         return given == ("sequence", "aggregate", LOG_RATIO_BOUND, "original", "keep", None)
 

@@ -197,7 +197,7 @@ def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Seq
 
 
 def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
-    """Return the rows of each micro-batch. `micro_batches`: `None`, the rows per batch, or a name per row."""
+    """Return the rows of each micro-batch. `micro_batches` is the number of rows per batch, or one name per row."""
     if micro_batches is None:
         return [np.arange(rows)]
     if isinstance(micro_batches, int) and micro_batches > 0:

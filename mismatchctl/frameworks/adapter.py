@@ -56,7 +56,7 @@ class File(Protocol):
     def has_keys(self, *names: str) -> bool: ...
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """Yield the rows of a dict of padded columns that torch saved. Read only the columns in `names`."""
+        """Yield the rows of padded columns in a dict that torch saved. Read only the columns in `names`."""
 
     def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
         """Read a pickle of plain values and arrays. Refuse classes and functions that are not in `known`."""
@@ -89,7 +89,6 @@ class FileLayout:
 
     @property
     def rollout_only(self) -> bool:
-        """Return True if the files do not contain train log-probs."""
         return "train_log_probs" not in self.columns
 
 
@@ -124,7 +123,7 @@ UnreadKey = tuple[tuple[str, ...], str]
 def split_unknown(
     keys: Mapping[str, Any], *, interpolations: bool
 ) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], str]]]:
-    """Return the keys whose value is known, and the path and text of each unknown value, such as `${name}`."""
+    """Separate the unknown values, such as `${name}`, from the keys. Return their paths and texts."""
     unknown: list[tuple[tuple[str, ...], str]] = []
 
     def keep(value: Any, place: tuple[str, ...]) -> Any:
@@ -153,7 +152,7 @@ def find_value(native: Mapping[str, Any], *keys: str) -> Any:
 _UNKNOWN = object()
 
 
-def is_typo_of(key: str, names: Iterable[str]) -> str:
+def find_similar(key: str, names: Iterable[str]) -> str:
     """Return the first of `names` that is one or two letters away from `key`, or ""."""
     plain = _letters(key)
     for name in names:
@@ -304,7 +303,7 @@ class LoggedMetric:
 
     @property
     def measure(self) -> Measure | None:
-        """Return the definition, for comparison with mismatchctl's metrics, or `None` if no metric is similar."""
+        """Return the definition for comparison with mismatchctl's metrics, if there is a similar metric."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
@@ -420,7 +419,7 @@ class Framework(ABC):
         """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Map logged names that cannot be computed to the missing data, or to "" if users need no warning."""
+        """Map each logged name that cannot be computed to the missing data, or to "" if users need no warning."""
         return {}
 
     @abstractmethod

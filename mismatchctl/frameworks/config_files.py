@@ -46,7 +46,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
     for entry in [listed] if isinstance(listed, str) else listed:
         if entry == "_self_":
             continue  # in these frameworks, the file's own keys always take precedence
-        for name, package in _named(entry):
+        for name, package in _iterate_default_files(entry):
             found = find_file(name, folder)
             if found is None or len(files) >= _MOST_FILES:
                 missing.append(name)
@@ -62,8 +62,8 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
     return merge(whole, own)
 
 
-def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (file name, path of keys) for each file in an entry of `defaults:`. The file is merged at this path."""
+def _iterate_default_files(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each file name in an entry of `defaults:`, and the path of keys where the file is merged."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
@@ -166,8 +166,8 @@ class NativeConfig(RawConfig):
     unknown: tuple[tuple[str, str], ...] = ()  # places that the framework reads, with expressions of unknown value
     descendant: str = ""  # the project that reuses the framework's keys, or empty
 
-    def says_the_same(self, other: NativeConfig) -> bool:
-        """Return True if both configurations give the same correction, so that one of them can be left out."""
+    def is_equivalent(self, other: NativeConfig) -> bool:
+        """Return True if both configurations give the same correction."""
         try:
             ours, theirs = (one.framework.correction(one.keys) for one in (self, other))
         except ConfigError:
@@ -218,7 +218,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
             unknown=tuple((".".join(place), text) for place, text in unknown if chosen.reads(place, whole)),
             descendant=registry.descendant_of(chosen.name, text),
         )
-        if not any(one.says_the_same(other) for other in found):
+        if not any(one.is_equivalent(other) for other in found):
             found.append(one)
     return [replace(one, name=name) for one, name in zip(found, _iterate_config_names(found), strict=True)]
 
@@ -255,7 +255,7 @@ def _size(keys: Mapping[str, Any]) -> int:
 
 
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
-    """Yield a unique name for each configuration. To equal names, add the line, and a number if lines are equal."""
+    """Yield unique names. Equal names get the line number, and also a counter if the lines are equal."""
     names = [one.name for one in found]
     places = [f"{one.name}-line-{one.line}" for one in found]
     for number, (one, place) in enumerate(zip(found, places, strict=True)):

@@ -135,7 +135,7 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Map the key of each metric to the part of a Result that contains it. If two parts contain it, use `metrics`."""
+    """Map each metric's key to the part of a Result that contains it. `metrics` takes precedence."""
     found: dict[str, Literal["metrics", "corrections"]] = {each.key: "corrections" for each in _EXAMPLE_METRICS}
     return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 
@@ -224,5 +224,5 @@ def meanings_as_data(found: Mapping[LoggedMetric, Sequence[str]]) -> list[dict[s
 
 
 def metric_title(metric: Metric) -> str:
-    """Return the title of a metric. The description of the example gate is removed from the title."""
+    """Shorten "gate 0 (...)" to "gate 0" in the title."""
     return re.sub(r"^gate 0 \(.*\)", "gate 0", metric.title)

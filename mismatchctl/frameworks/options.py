@@ -28,8 +28,8 @@ from mismatchctl.frameworks.adapter import (
     Replay,
     ReplayOptions,
     UnreadKey,
+    find_similar,
     find_value,
-    is_typo_of,
     read_metrics,
 )
 from mismatchctl.frameworks.lint import LintMessage, check_bounds, make_finding, read_table
@@ -112,7 +112,6 @@ def or_zero(bound: FormBound) -> FormBound:
 
 
 def fill_form(form: Any, low: Any, high: Any) -> Any:
-    """Replace the placeholders LOW and HIGH in a form by the two bounds."""
     if isinstance(form, dict):
         return {name: fill_form(value, low, high) for name, value in form.items()}
     if isinstance(form, (list, tuple)):
@@ -170,7 +169,7 @@ class PlainFramework(Framework):
         return (self.block, *self.blocks) if self.block else self.blocks
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """Yield (path, block) for each block that may contain options, in a full or partial configuration."""
+        """Yield the path of each block that may contain options, and the block. Outer blocks may be missing."""
         blocks = (place[start:] for place in self._places for start in range(len(place)))
         for place in dict.fromkeys(((), *blocks)):
             if isinstance(inner := find_value(native, *place), Mapping):
@@ -196,7 +195,6 @@ class PlainFramework(Framework):
         return {name: key for key, name in reversed(list(self.aliases.items()))}
 
     def recognizes(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a configuration contains a key that identifies the framework."""
         return any(re.fullmatch(self.signs, said) for said in _iterate_keys(native))
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
@@ -222,7 +220,7 @@ class PlainFramework(Framework):
                 if signed and blocks:
                     yield (*place, str(key)), f": it belongs in {self._spelt.get(blocks[0], blocks[0])}"
                 # Other names are too similar to common keys to report a typo.
-                elif name := is_typo_of(plain, spelt if signed else filter(re.compile(self.signs).fullmatch, spelt)):
+                elif name := find_similar(plain, spelt if signed else filter(re.compile(self.signs).fullmatch, spelt)):
                     yield (*place, str(key)), f" (did you mean {name!r}?)"
 
     def read(self, native: Mapping[str, Any]) -> Options:
@@ -245,7 +243,7 @@ class PlainFramework(Framework):
             raise ConfigError(f"{self.title}: {where} must be a mapping of keys and values, found {value!r}")
         unknown = sorted(str(key) for key in value.keys() - usual.keys()) if usual else []
         for key in unknown:
-            if name not in self.shared or is_typo_of(key, usual):
+            if name not in self.shared or find_similar(key, usual):
                 raise ConfigError(f"{self.title}: unknown option {where}.{key}{suggestion(key, usual)}")
         for key, one in value.items():
             check_flag(one, usual.get(key), (*place, str(key)), self.title)
@@ -289,11 +287,11 @@ class PlainFramework(Framework):
     def metrics(self, run: ConfiguredStep) -> dict[str, float]: ...
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Return the step, with the choice of columns that this configuration reads as `train` and `rollout`."""
+        """Choose the columns that this configuration reads as `train` and `rollout`."""
         return ConfiguredStep(step, options, correction)
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
-        with self._taking_values():
+        with self._raise_config_errors():
             options = self.read(native)
             weight, gates = self.rules(options)
             made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
@@ -301,8 +299,7 @@ class PlainFramework(Framework):
         return made
 
     @contextmanager
-    def _taking_values(self) -> Iterator[None]:
-        """Raise a ConfigError if the code in this block fails because of an option's value."""
+    def _raise_config_errors(self) -> Iterator[None]:
         try:
             yield
         except ValidationError as error:
@@ -311,7 +308,7 @@ class PlainFramework(Framework):
             raise ConfigError(f"{self.title} does not take values of these types: {first_error_line(error)}") from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Return the options for a Correction: those it was read from, or else a combination of `forms`."""
+        """Return the options that a Correction was read from, or else a combination of `forms`."""
         options = self._options_of(correction)
         if options is not None:
             return self.written(options), []
@@ -352,7 +349,7 @@ class PlainFramework(Framework):
         """Return the findings. If `unknown` is not empty, only report keys and values that cannot be read."""
         found: list[LintMessage] = []
         try:
-            with self._taking_values():
+            with self._raise_config_errors():
                 options = self.read(native)
                 if unknown:
                     return []

@@ -153,7 +153,7 @@ def find_preset(name: str) -> Correction:
 
 
 def list_settings(cause: str) -> tuple[str, ...]:
-    """Return the settings to check for a cause, one string per framework that has such settings."""
+    """Return one string per framework: the settings to check for a cause."""
     advice = (read_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
     return tuple(words[cause] for words in advice if cause in words)
 
@@ -185,8 +185,7 @@ _OTHERS = {
 """Trainers that mismatchctl has no adapter for, with patterns of their names."""
 
 
-def _signs(framework: str) -> dict[str, Any]:
-    """Read a framework's detection.yaml: patterns that recognize its files."""
+def _read_detection(framework: str) -> dict[str, Any]:
     return {"text": (), "keys": (), "packages": (), "descendants": {}} | dict(read_file(framework, "detection.yaml"))
 
 
@@ -197,7 +196,7 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
     packages = _packages_of(path)
     scores = {}
     for name in ADAPTER_MODULES:
-        signs = _signs(name)
+        signs = _read_detection(name)
         score = sum(weight for weight, pattern in signs["text"] if re.search(pattern, bare))
         score += sum(_NAMED - 1 for keys in all_keys if any(keys >= set(group) for group in signs["keys"]))
         score += _NAMED * (not packages.isdisjoint(signs["packages"]))
@@ -207,7 +206,7 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
 
 
 def is_clear(guesses: Mapping[str, int]) -> bool:
-    """Return True if the first guess has a high score, and the second guess a clearly lower one."""
+    """Return True if the first score is high, and the second score is clearly lower."""
     first, second = [*guesses.values(), 0, 0][:2]
     return first >= _NAMED - 1 and first - second >= _CLEAR
 
@@ -227,8 +226,8 @@ def _packages_of(path: Path) -> set[str]:
 
 
 def descendant_of(framework: str, text: str) -> str:
-    """Return the first project named in `text` that uses the keys of `framework` (as rLLM uses verl's keys), or ""."""
-    named = _signs(framework)["descendants"]
+    """Return the first project in `text` that reuses the framework's keys, as rLLM reuses verl's, or ""."""
+    named = _read_detection(framework)["descendants"]
     return next((name for name, pattern in named.items() if re.search(pattern, text, re.IGNORECASE)), "")
 
 

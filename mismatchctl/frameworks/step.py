@@ -142,7 +142,6 @@ class ConfiguredStep:
 
     @cached_property
     def advantages(self) -> Array:
-        """Return the advantages of tokens, or zeros if they are missing."""
         return self.step.values("advantages") if self.step.has("advantages") else np.zeros_like(self.rollout)
 
     @property
@@ -226,7 +225,6 @@ class ConfiguredStep:
         return np.where(self.keep, self.raw_weights, 0).astype(self.step.dtype)
 
     def mean(self, values: Array, where: Bools | None = None) -> float:
-        """Return the mean over tokens. Without tokens, return 0."""
         chosen = values if where is None else values[where]
         return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
 
@@ -236,12 +234,10 @@ class ConfiguredStep:
         return self.segments.sum(np.where(where, values, 0.0)) / np.maximum(self.segments.sum(where), 1)
 
     def row_max(self, values: Array) -> Array:
-        """Return one maximum per row [S]. An empty row gets 0."""
         return np.where(self.segments.nonempty, self.segments.max(values), 0).astype(values.dtype)
 
     @cached_property
     def counts(self) -> Array:
-        """Return the number of valid tokens per row [S], or 1 for an empty row."""
         return np.maximum(self.lengths, 1).astype(self.step.dtype)
 
     def row_sum(self, values: Array) -> Array:
@@ -249,14 +245,14 @@ class ConfiguredStep:
         return self.segments.sum(values).astype(np.float32 if values.dtype == np.bool_ else values.dtype)
 
     def row_mean(self, values: Array) -> Array:
-        """Return one mean per row [S], in the dtype of the step. An empty row gets 0."""
+        """Return one mean per row [S], or 0 for an empty row."""
         return self.row_sum(values) / self.counts
 
     def each(self, value: float) -> Array:
         return np.full(self.tokens, value)
 
     def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:
-        """Return a factor per token that turns a sum over tokens into the mean over rows of the row means."""
+        """Return 1 / (tokens of the row * number of rows) for each token [T]."""
         counts = self.lengths if where is None else self.segments.sum(where)
         return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
 

@@ -49,7 +49,7 @@ _pending_moves: ContextVar[list[tuple[Path, Path | NextNumber]] | None] = Contex
 
 
 def natural_key(path: str | Path) -> tuple[tuple[str | int, ...], ...]:
-    """Return a sort key for paths that orders numbers by value: step_2 comes before step_10."""
+    """Return a sort key that puts step_2 before step_10."""
     return tuple(
         tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name))
         for name in str(path).split(os.sep)

@@ -98,7 +98,7 @@ class CompactReader:
         self._data, self.at = data, 0
 
     def struct(self, depth: int, form: ThriftForm) -> ThriftStruct:
-        """Read a structure. Return the fields whose number is in `form`, and skip all other fields."""
+        """Read the fields whose number is in `form`, and skip all other fields."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deeply")
         fields: ThriftStruct = {}

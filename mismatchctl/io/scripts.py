@@ -71,7 +71,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return one Launch per command that has arguments, or else one Launch for all flags in the text."""
+    """Return one Launch per command with arguments. Without such a command, one Launch contains all flags."""
     return _Script(text).launches()
 
 
@@ -180,7 +180,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the shell words of each command. The definition of an array can span several lines."""
+    """Yield the line number and the shell words of each command."""
     text = re.sub(r"\\[ \t]*(\n|\Z)", r"\\\1", text.replace("\r\n", "\n"))
     joined = _WITHIN.sub(_HASH, _without_files(text).replace("\\\n", "\f").removesuffix("\\"))
     ends = list(accumulate(len(line) + 1 for line in re.split("[\n\f]", joined)))
@@ -213,7 +213,7 @@ def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Lines(io.StringIO):
-    """Script text for shlex. shlex drops the line end after a comment, but here it is kept to end the command."""
+    """Script text in which the line end after a comment also ends the command. shlex alone drops this line end."""
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         line = super().readline(-1 if size is None else size)
@@ -285,7 +285,6 @@ def _read(words: Sequence[str], line: int) -> Launch | None:
 
 
 def _parse_override_value(text: str) -> Any:
-    """Parse a value: a list or mapping in brackets, quoted text, or a scalar. Unset variables are Unknown."""
     if "$" in text or "`" in text:
         return Unknown(text)
     if text[:1] in ("[", "{"):
@@ -300,7 +299,7 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping for the last key. Like Hydra, create missing mappings, and overwrite other values."""
+    """Return the mapping that contains the last key. Like Hydra, create it if it is missing or not a mapping."""
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:
@@ -311,7 +310,7 @@ def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
-    """Set the value of a flag, or append a number to its list of numbers. Return True if more numbers may follow."""
+    """Set the value of a flag, or append a number to its list. Return True if more numbers may follow."""
     level, last = _find_level(found, keys), keys[-1]
     before = [] if level[last] is True else level[last] if isinstance(level[last], list) else [level[last]]
     are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*before, value))
@@ -352,7 +351,7 @@ def find_python_calls(text: str, name: str) -> list[PythonCall]:
 
 
 def _function_name(called: ast.expr, name: str) -> str | None:
-    """Return "" if `name` itself is called, the method if a method of `name` is called, else no value."""
+    """Return "" for the call `name(...)`, and "method" for the call `name.method(...)`."""
     if isinstance(called, ast.Attribute) and name == getattr(called.value, "attr", getattr(called.value, "id", None)):
         return called.attr
     return "" if name == getattr(called, "attr", getattr(called, "id", None)) else None

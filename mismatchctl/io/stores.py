@@ -167,7 +167,7 @@ class Store:
             yield from (os.path.normpath(path) for path, is_folder in entries if not is_folder)
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """Map each path that matches a pattern to True for a file or a broken link, and to False for a folder."""
+        """Return the matching paths. The value is True for a file or a broken link, and False for a folder."""
         matches = glob.glob(pattern, recursive=True)
         found = {path: os.path.isfile(path) or self.is_broken_link(path) for path in matches}
         return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
@@ -194,7 +194,6 @@ class Store:
 
     @contextlib.contextmanager
     def open(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a file for random access."""
         with self._open(location) as file:
             yield file
 
@@ -253,7 +252,7 @@ class ObjectStore(Store):
                 yield path
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """Map each path that matches a pattern to True for a file, else False. `**` matches any number of folders."""
+        """Return the matching paths. The value is True for a file. `**` matches any number of folders."""
         parts = pattern.split("/")
         fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         found = self._list("/".join(parts[:fixed]), recursive=fixed < len(parts) - 1)

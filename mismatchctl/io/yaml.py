@@ -179,7 +179,7 @@ def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    """Look up a dotted path from the root. With one leading dot, start at the value's block, with two at its parent."""
+    """Look up a dotted path. As in OmegaConf, one leading dot means the value's own block, and two mean its parent."""
     keys = where.lstrip(".")
     up = len(where) - len(keys)
     found: Any = root
@@ -296,7 +296,7 @@ def _line_and_column(mark: Any) -> tuple[int, ...]:
 
 
 class _Builder:
-    """Builder of plain values from YAML nodes. It limits the number of values, also of values that aliases repeat."""
+    """Builder of plain values from YAML nodes. Values that aliases repeat also count towards its limit."""
 
     def __init__(self, decimal: bool) -> None:
         self._decimal, self._values = decimal, 0
@@ -415,7 +415,7 @@ _NEEDS_QUOTES = ("\n", "\r", "\x85", "\u2028", "\u2029", "::", "##")
 
 @lru_cache
 def _quotes(text: str) -> str | None:
-    """Return the quotes of a string that would otherwise be read as another type, or as a command."""
+    """Return the quotes that a string needs, if it could be read as another type or as a command."""
     try:
         quoted = not isinstance(parse_scalar(text), str)
     except ValueError:

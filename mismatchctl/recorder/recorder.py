@@ -81,7 +81,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
 
 
 def _stored_parts(rows: Cells) -> list[slice]:
-    """Return the stored slice of each row. If the mask is padded, the slice starts and ends at a valid token."""
+    """Return the slice of each row to store. A padded row is stored from its first to its last valid token."""
     if isinstance(rows, list):
         return [slice(0, len(row)) for row in rows]
     places = [np.flatnonzero(row) for row in rows]
@@ -388,7 +388,7 @@ class Recorder:
             raise failure
 
     def _lose(self, error: Exception, writes: int) -> None:
-        """Count lost writes. With `on_error` "raise", raise the error, else log only the recorder's first error."""
+        """Count lost writes. With `on_error` "raise", raise the error, else log only the first one."""
         with self._lock:
             self.lost += writes
             first, self._warned = not self._warned, True
@@ -418,7 +418,7 @@ class Recorder:
             return self._flush() if sum(waiting.nbytes for waiting in self._waiting) >= self.file_bytes else done
 
     def _flush(self, then: Sequence[pa.Table] = ()) -> Path | None:
-        """Write the tables in memory to a file. Afterwards, keep only the tables in `then` in memory."""
+        """Write the tables in memory to a file, and replace them by the tables in `then`."""
         tables, self._waiting = self._waiting, list(then)
         if not tables:
             return None

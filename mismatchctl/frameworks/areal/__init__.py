@@ -44,7 +44,7 @@ def _filtered_share(run: ConfiguredStep) -> float:
 
 
 def _find_clips(framework: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bools]:
-    """Return three arrays [T]: the losses, flags of clipped losses, and flags of dual-clipped losses."""
+    """Return the losses [T], and flags of clipped and of dual-clipped losses."""
     (term, _), *_ = framework.terms(run)
     clipped = np.asarray(term.clipped)
     dual = np.zeros(run.tokens, np.bool_) if term.clipped_lower is None else term.clipped_lower
@@ -130,8 +130,8 @@ _FORM_CHOICES = (
 _PROXIMAL_COLUMN = "proximal_log_probs"
 
 
-def _interpolate(step: Step) -> Step:
-    """Add log-probs of the policy one update before `current`, interpolated between rollout and current."""
+def _add_proximal_log_probs(step: Step) -> Step:
+    """Interpolate between rollout and current log-probs. The proximal policy is one update older than `current`."""
     rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
     age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
     moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)
@@ -144,7 +144,7 @@ def _rule(options: Options) -> Options:
 
 
 def _bound(options: Options, key: str, *metrics: str) -> float:
-    """Return the rule's `upper` or `lower`, or NaN if it is not a number or the rule's metric is not in `metrics`."""
+    """Return the rule's bound. Return NaN unless the bound is a number and the rule uses one of `metrics`."""
     value: Any = _rule(options).get(key)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and (not metrics or _rule(options)["metric"] in metrics) else np.nan
@@ -250,13 +250,13 @@ class Areal(PlainFramework):
         if not options["use_decoupled_loss"]:
             return ConfiguredStep(step, options, correction, trained="rollout_log_probs")
         if options["prox_logp_method"] == "loglinear":
-            return ConfiguredStep(_interpolate(step), options, correction, trained=_PROXIMAL_COLUMN)
+            return ConfiguredStep(_add_proximal_log_probs(step), options, correction, trained=_PROXIMAL_COLUMN)
         if options["prox_logp_method"] == "reuse_train_logp" and step.has("current_log_probs"):
             return ConfiguredStep(step, options, correction, trained="current_log_probs")
         return ConfiguredStep(step, options, correction)
 
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
-        """Return the log ratio of the update, the advantages, and for GSPO the flags of the kept tokens."""
+        """Return the log ratios current/train, the advantages, and the kept tokens (unless the level is `token`)."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
         kept = run.keep

@@ -86,13 +86,13 @@ class NemoRl(PlainFramework):
         else:
             term = losses.ppo_loss(run.advantages, x, low, high, dual=loss["ratio_clip_c"], mean_over=sequences)
         terms = [(term, run.weights * left * self._shares(run))]
-        if sequences is not None and np.isnan(self._at_padding(run, exp(x))):
+        if sequences is not None and np.isnan(self._padding_sum(run, exp(x))):
             terms.append((LossTerm(run.each(np.nan), run.each(0.0)), run.each(1.0)))
         return terms
 
     @staticmethod
-    def _at_padding(run: ConfiguredStep, ratio: Array) -> float:
-        """Return the number that padding adds to sums in NeMo-RL: NaN if a padded row has an infinite ratio, else 0."""
+    def _padding_sum(run: ConfiguredStep, ratio: Array) -> float:
+        """Return NaN if a padded row has an infinite ratio, else 0. NeMo-RL adds this number to its sums."""
         infinite = run.segments.max(np.isinf(ratio)) > 0
         return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 
@@ -100,11 +100,11 @@ class NemoRl(PlainFramework):
         left = run.counted
         if run.options["loss"]["token_level_loss"]:
             return run.each(1 / (left.sum() + 1e-8))
-        rows = float(self._samples(run).sum())
+        rows = float(self._kept_rows(run).sum())
         return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
 
-    def _samples(self, run: ConfiguredStep) -> Any:
-        """Return True for each row that is not rejected as a whole, also for rows without valid tokens."""
+    def _kept_rows(self, run: ConfiguredStep) -> Any:
+        """Return flags of rows [S]. A row without valid tokens counts as kept."""
         return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
 
     def _mean(self, run: ConfiguredStep, values: Array) -> float:
@@ -113,7 +113,7 @@ class NemoRl(PlainFramework):
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         loss, left = run.options["loss"], run.counted
-        d, samples = run.d, self._samples(run)
+        d, samples = run.d, self._kept_rows(run)
         logged: dict[str, float] = {}
         if run.has_loss:
             x = run.u
@@ -124,7 +124,7 @@ class NemoRl(PlainFramework):
             for name, values in (("probs_ratio", ratio), ("probs_ratio_clamped", clamped)):
                 logged[name] = self._mean(run, values)
                 if loss["sequence_level_importance_ratios"]:
-                    logged[name] += self._at_padding(run, values)
+                    logged[name] += self._padding_sum(run, values)
                 logged[f"{name}_min"] = float(values[left].min(initial=np.inf))
                 logged[f"{name}_max"] = float(values[left].max(initial=-np.inf))
             logged["kl_penalty"] = 0.0
@@ -146,11 +146,11 @@ class NemoRl(PlainFramework):
     def _mean_weight(self, run: ConfiguredStep) -> float:
         weights, sequences = run.weights, run.options["loss"]["sequence_level_importance_ratios"]
         if not run.options["loss"]["use_importance_sampling_correction"]:
-            weights = self._raw(run)  # logged, not used
+            weights = self._raw_ratio(run)  # logged, not used
         if not sequences:
             return self._mean(run, weights)
         each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # a row without tokens has the weight exp(0)
-        return float(each[self._samples(run)].sum())  # NeMo-RL's mean divides by 1 here
+        return float(each[self._kept_rows(run)].sum())  # NeMo-RL's mean divides by 1 here
 
     def _out_of_bounds(self, run: ConfiguredStep) -> float:
         loss = run.options["loss"]
@@ -158,15 +158,15 @@ class NemoRl(PlainFramework):
         low, high = loss["truncated_importance_sampling_ratio_min"] or 0.0, loss["truncated_importance_sampling_ratio"]
         if kind == "seq-mask-tis":
             values = exp(run.row_means(np.where(np.isfinite(run.d), run.d, 0)))
-            samples = self._samples(run)
+            samples = self._kept_rows(run)
             outside = (values < low) | (values > high)
             return float(outside[samples].sum() / (samples.sum() + 1e-8))
-        raw = self._raw(run)
+        raw = self._raw_ratio(run)
         return self._mean(run, (raw < low) | (raw > high))
 
     @staticmethod
-    def _raw(run: ConfiguredStep) -> Array:
-        """Return the ratio per token or per sequence, as configured. Non-finite ratios become 0."""
+    def _raw_ratio(run: ConfiguredStep) -> Array:
+        """Return the ratio per token or per sequence, as configured. Replace non-finite ratios by 0."""
         sequences = run.options["loss"]["sequence_level_importance_ratios"]
         raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
         return np.where(np.isfinite(raw), raw, 0.0)

@@ -57,7 +57,7 @@ class OpenInstruct(PlainFramework):
         return weight, (gate,)
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Prepare the step. As in open-instruct, rollout log-probs of NaN become 1."""
+        """Replace NaN in the rollout log-probs by 1, as open-instruct does."""
         return ConfiguredStep(step, options, correction, unknown=1.0)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:

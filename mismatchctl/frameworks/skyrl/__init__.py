@@ -13,7 +13,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.application import GateOutcome
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.adapter import File, Row, is_typo_of, read_layout, take_prompt, to_array
+from mismatchctl.frameworks.adapter import File, Row, find_similar, read_layout, take_prompt, to_array
 from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, negated, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 from mismatchctl.io.stores import first_error_line
@@ -75,7 +75,7 @@ class SkyRl(PlainFramework):
     def rules(self, options: Options) -> Rules:
         given = options["off_policy_correction"]
         kind = options["policy_loss_type"]
-        if isinstance(kind, str) and kind not in (*_LOSSES, *_NOT_COMPUTED) and (near := is_typo_of(kind, _LOSSES)):
+        if isinstance(kind, str) and kind not in (*_LOSSES, *_NOT_COMPUTED) and (near := find_similar(kind, _LOSSES)):
             raise ConfigError(f"skyrl: unknown policy_loss_type {kind!r} (did you mean {near!r}?)")
         if kind in _COVARIANCE and (given["tis_ratio_type"] or given["sequence_mask_metric"]):
             raise ConfigError(
@@ -145,7 +145,7 @@ class SkyRl(PlainFramework):
 
     @staticmethod
     def _weighed(run: ConfiguredStep) -> ConfiguredStep:
-        """Return the step without the sequence mask, because SkyRL computes the weights before it applies this mask."""
+        """Remove the sequence mask, because SkyRL computes the weights before it applies this mask."""
         rules = run.correction
         early = tuple(gate for gate in rules.gates if gate.sees == "original")
         return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))

@@ -77,11 +77,10 @@ class SlimeConfig:
     def given(self) -> dict[str, Any]:
         """Return the given values by argument name, with numbers in quotes as floats."""
         values = {name: self.root[key] for name, key in self.keys.items() if key in self.root}
-        return {name: float(value) if name in self.texts else value for name, value in values.items()}
+        return {name: float(value) if name in self.quoted_numbers else value for name, value in values.items()}
 
     @cached_property
-    def texts(self) -> list[str]:
-        """Return the arguments whose value is a number in quotes."""
+    def quoted_numbers(self) -> list[str]:
         return [
             name for name, key in self.keys.items() if name in NUMBER_FIELDS and is_text_of_number(self.root.get(key))
         ]
@@ -97,7 +96,6 @@ class SlimeConfig:
 
     @cached_property
     def correction(self) -> Correction | ConfigError:
-        """Return the correction, or the error if slime or the class Correction refuses the arguments."""
         if isinstance(self.arguments, ConfigError):
             return self.arguments
         try:
@@ -129,7 +127,7 @@ class SlimeConfig:
 
 
 def _check_keys(written: SlimeConfig) -> Iterator[LintMessage]:
-    for name in written.texts:
+    for name in written.quoted_numbers:
         value = written.root[written.keys[name]]
         yield written.trap("quoted_number", name, value=value, number=format_decimal(value))
     for (key,), hint in find_unread_keys(written.root, written.version):
@@ -401,7 +399,7 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return the positions of the response tokens that a rank has: two chunks of a sequence of `axis` tokens."""
+    """Return the response positions of a rank. The `axis` tokens are split into 2 * `size` chunks, two per rank."""
     chunk = -(-axis // (2 * size))
     first = total - response - 1  # the logits at this position predict the first response token
     owned = [range(max(n * chunk, first), min((n + 1) * chunk, total - 1)) for n in (rank, 2 * size - 1 - rank)]

@@ -21,8 +21,8 @@ from mismatchctl.frameworks.adapter import (
     UnreadKey,
     find_dated_version,
     find_file,
+    find_similar,
     fit_rules,
-    is_typo_of,
 )
 from mismatchctl.frameworks.lint import is_text_of_number, read_table
 from mismatchctl.io.yaml import Unknown, read_data
@@ -50,7 +50,7 @@ class SlimeVersion(CodeVersion):
 
     @property
     def effect(self) -> Effect:
-        """Return the effect of rejection, veto and mask mode: mask tokens, or set their weights to 0."""
+        """Return "zero" if rejected tokens get weight 0, else "mask"."""
         return "zero" if self.rollout_denominators or self.zeroes_rejected else "mask"
 
 
@@ -280,7 +280,7 @@ def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion) -> Iterat
         if name in DOCUMENTED_ONLY:
             yield (key,), f": {DOCUMENTED_ONLY[name]}"
         elif name not in KNOWN_KEYS:
-            near = is_typo_of(name, _TYPICAL)
+            near = find_similar(name, _TYPICAL)
             if near or _OWN.fullmatch(key):
                 yield (key,), f" (did you mean {near!r}?)" if near else ""
 
@@ -318,7 +318,7 @@ def _check_value(key: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{key} must be a number, not {value!r}")
         return float(value)
-    elif key == "advantage_estimator" and isinstance(value, str) and not is_typo_of(value, _CHOICES[key]):
+    elif key == "advantage_estimator" and isinstance(value, str) and not find_similar(value, _CHOICES[key]):
         return value  # forks add estimators
     elif key in ("advantage_estimator", "kl_loss_type") and value not in _CHOICES[key]:
         raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _CHOICES[key])}")

@@ -63,7 +63,6 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def weight_bounds(self) -> tuple[Any, Any]:
-        """Return the bounds of the weights. In mode `truncate`, the lower bound is 0."""
         given = self.arguments
         if given.function != "mis":
             return self.rounded((given.tis_clip_low, given.tis_clip))
@@ -72,7 +71,6 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Return the bounded weights. Mask mode does not bound weights. IcePop sets weights outside the bounds to 0."""
         low, high = self.weight_bounds
         if self.arguments.function == "icepop":
             inside = (self.raw_weights >= low) & (self.raw_weights <= high)
@@ -82,8 +80,8 @@ class MicroBatch(ConfiguredStep):
         return np.clip(self.raw_weights, low, high)
 
     @cached_property
-    def factor(self) -> float:
-        """Return the mean bounded weight before rejection, over tokens (level `token`) or over sequences."""
+    def mean_weight(self) -> float:
+        """Return the mean weight before rejection, over tokens at level `token`, else over sequences."""
         values, count = self.row_mean(self.bounded_weights), len(self.segments)
         if self.arguments.tis_level == "token":
             values, count = self.row_sum(self.bounded_weights), self.tokens
@@ -92,15 +90,15 @@ class MicroBatch(ConfiguredStep):
     @property
     def normalizes(self) -> bool:
         given = self.arguments
-        return given.function == "mis" and given.tis_batch_normalize and self.factor > _MIN_MEAN_WEIGHT
+        return given.function == "mis" and given.tis_batch_normalize and self.mean_weight > _MIN_MEAN_WEIGHT
 
     @cached_property
     def weights(self) -> Floats:
-        return self.bounded_weights / self.dtype.type(self.factor) if self.normalizes else self.bounded_weights
+        return self.bounded_weights / self.dtype.type(self.mean_weight) if self.normalizes else self.bounded_weights
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Return flags of tokens with a ratio below the veto threshold. The logarithm of the threshold is float32."""
+        """Return True for each token whose ratio is below the veto threshold."""
         with np.errstate(divide="ignore", invalid="ignore"):
             threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
         return np.asarray(self.d < threshold, np.bool_)
@@ -152,7 +150,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def drift(self) -> Floats:
-        """Return the mean of old minus current log-prob for each sequence [S]. OPSM uses this mean."""
+        """Return the mean of `old - current` per sequence [S]. OPSM uses this mean."""
         return self.row_mean(self.old - self.current)
 
     @cached_property
@@ -168,7 +166,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def opsm_clipfrac(self) -> Floats:
-        """For each sequence [S], return the number of tokens that OPSM masks, divided by the number of valid tokens."""
+        """Return the share of tokens that OPSM masks, per sequence [S]. As in slime, also count invalid tokens."""
         drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         invalid = (self.step.all_values("advantages") < 0) & ~self.step.mask
         masked = self.row_sum(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted
@@ -176,7 +174,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def kl_loss(self) -> Floats:
-        """Return the KL per token to the reference policy (or rollout). `use_unbiased_kl` weights it by current/old."""
+        """Return the KL per token to the reference policy, or to rollout if `ref_log_probs` is missing."""
         reference = self.step.values("ref_log_probs") if self.step.has("ref_log_probs") else self.rollout
         importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
         return self.kl(self.current, reference, self.arguments.kl_loss_type, importance)
@@ -202,7 +200,7 @@ def _within(values: Floats, bounds: tuple[Any, Any]) -> Bools:
 
 
 def _sum_in_order(values: Floats) -> Any:
-    """Sum `values` [S] one after another in their dtype, as Python's `sum` does for a list of tensors."""
+    """Sum `values` [S] one after another in their dtype, as Python's `sum` does."""
     return np.cumsum(values)[-1] if len(values) else values.dtype.type(0)
 
 
@@ -225,7 +223,7 @@ VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     "ratios_low": lambda c: c.ratio(c.arguments.rs_level) < c.rounded(c.arguments.rs_bounds)[0],
     "ratios_high": lambda c: c.ratio(c.arguments.rs_level) > c.rounded(c.arguments.rs_bounds)[1],
     "vetoed": lambda c: c.segments.spread(c.vetoed),
-    "factor": lambda c: np.full(c.segments.tokens, c.factor if c.normalizes else 1.0, c.dtype),
+    "factor": lambda c: np.full(c.segments.tokens, c.mean_weight if c.normalizes else 1.0, c.dtype),
     "mean_weight": lambda c: c.segments.spread(c.row_mean(c.weights)),
     "min_weight": lambda c: c.segments.spread(c.segments.min(c.weights).astype(c.dtype)),
     "max_weight": lambda c: c.segments.spread(c.segments.max(c.weights).astype(c.dtype)),

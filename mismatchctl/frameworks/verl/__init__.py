@@ -58,7 +58,7 @@ def _check_keys(written: VerlConfig) -> Iterator[LintMessage]:
     what = " does not have this key" + (" and does not start" if version.dialect != "flat" else ": nothing reads it")
     for place, hint in find_unread_keys(written.root, version):
         yield written.trap("unread", at=".".join(place), version=version.name, what=what, hint=hint)
-    for key in written.texts:
+    for key in written.quoted_numbers:
         yield written.trap("quoted_number", key, value=written.section[key])
     for key, usual in version.keys.items():
         if isinstance(usual, bool) and isinstance(text := written.section.get(key), str):

@@ -19,9 +19,9 @@ from mismatchctl.frameworks.adapter import (
     CodeVersion,
     UnreadKey,
     find_dated_version,
+    find_similar,
     find_value,
     fit_rules,
-    is_typo_of,
 )
 from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, make_finding, read_table
 
@@ -143,7 +143,7 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
             if word in read or word in _HYDRA_KEYS:
                 continue
             known = word in _REPLACEMENTS or (word in KEYS and word not in _COMMON)
-            if BLOCK in path[:depth] or ((inside or depth == 1) and (known or is_typo_of(word, names))):
+            if BLOCK in path[:depth] or ((inside or depth == 1) and (known or find_similar(word, names))):
                 yield (*path[:depth], word), _explain_key(word, version)
     cap = find_value(native, *ACTOR_CAP)
     if cap is not None and not (isinstance(cap, (int, float)) and cap <= 0):
@@ -220,7 +220,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """Create the part of `measured` that verl applies: no weights, and the fields in `left` replaced."""
+    """Create the Correction that verl applies, without weights. `left` replaces fields of `measured`."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured
@@ -453,10 +453,10 @@ class VerlConfig:
     def given(self) -> dict[str, Any]:
         """Return the given values of known keys, with numbers in quotes as floats."""
         known = {key: value for key, value in self.section.items() if key in self.version.keys}
-        return {key: float(known[key]) if key in self.texts else known[key] for key in known}
+        return {key: float(known[key]) if key in self.quoted_numbers else known[key] for key in known}
 
     @cached_property
-    def texts(self) -> list[str]:
+    def quoted_numbers(self) -> list[str]:
         """Return the thresholds that are numbers in quotes. verl of 2026 accepts such strings, so the list is empty."""
         if self.version.dialect == "estimator":
             return []

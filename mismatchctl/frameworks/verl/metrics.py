@@ -30,7 +30,6 @@ def clamp_log_ratio(log_ratio: Floats) -> Floats:
 
 
 def float32_log(threshold: float) -> float:
-    """Return the logarithm of a threshold in float32, as verl computes it."""
     rounded = float(np.float32(threshold))
     if not rounded > 0:
         return -math.inf if rounded == 0 else math.nan
@@ -43,7 +42,7 @@ def over_tokens(sample: ConfiguredStep, values: Values, level: str) -> Values:
 
 
 def mean_in_dtype(values: Values) -> Floats:
-    """Return the mean in the dtype of the values. As in verl, the mean of booleans is float32."""
+    """Return the mean. As in verl, the mean of booleans is float32."""
     dtype = np.dtype(np.float32) if values.dtype == np.bool_ else values.dtype
     total = np.asarray(values.sum(dtype=np.float64), dtype)
     return np.asarray(total / np.asarray(max(len(values), 1), dtype))
@@ -82,7 +81,7 @@ Measured = dict[str, Values]
 
 
 def _measure_distance(sample: ConfiguredStep) -> Measured:
-    """Compute distances between train and rollout. Log ratios are clamped only for squared ratios."""
+    """Compute distances between train and rollout. Clamp log ratios only for squared ratios."""
     x, train, rollout = sample.d, -sample.row_mean(sample.train), -sample.row_mean(sample.rollout)
     return {
         "train_log_ppl": train,
@@ -196,7 +195,7 @@ def _estimate_tables(statistic: str, level: str) -> Tables:
 
 
 def _off_policy_tables(version: VerlVersion) -> tuple[Tables, str]:
-    """Return the tables that every configuration logs (distances of the policies), and the prefix of their names."""
+    """Return the tables that every configuration logs, and the prefix of their names."""
     flat = version.dialect == "flat"
     return (("off_policy",), f"{version.prefix}mismatch_") if flat else (("off_policy", "chi2"), version.prefix)
 
