@@ -133,7 +133,6 @@ def inspect_machine() -> Machine:
 
 
 def list_dependencies() -> list[Dependency]:
-    """List the dependencies of this package. The list is empty if Python finds no metadata of this package."""
     try:
         declared = [Requirement(text) for text in importlib.metadata.requires(PACKAGE_NAME) or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -171,7 +170,6 @@ def _run_checks(part: str, keys: Iterable[str], compute: Callable[[], dict[str, 
 
 
 def _analyze_test_data(device: Literal["cpu", "cuda"]) -> dict[str, float]:
-    """Write the built-in data to a temporary Parquet file, and analyze this file."""
     columns = {"rollout_log_probs": "rollout", "train_log_probs": "train", "response_mask": "mask", "step": "step"}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "self_test.parquet")

@@ -49,30 +49,26 @@ def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
 class ArrowTable(Protocol):
     """A table that polars, pandas, pyarrow or DuckDB can export to Arrow."""
 
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Export the rows as an Arrow stream."""
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class PandasTable(Protocol):
     """A pandas DataFrame of any version."""
 
     @property
-    def iloc(self) -> object:
-        """Return the rows by their position."""
+    def iloc(self) -> object: ...
 
 
 class FormattedDataset(Protocol):
     """A Dataset of Hugging Face's `datasets`."""
 
-    def with_format(self, type: str) -> object:
-        """Return the rows in another format."""
+    def with_format(self, type: str) -> object: ...
 
 
 class TorchTensor(Protocol):
     """A torch tensor, which may be nested."""
 
-    def detach(self) -> object:
-        """Return the tensor without its gradient."""
+    def detach(self) -> object: ...
 
 
 StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
@@ -101,7 +97,6 @@ SHORT_NAMES |= {"current": "current_log_probs"}
 
 
 def list_sources(given: object) -> list[DumpSource]:
-    """Return the dumps to read: paths, and tables in memory."""
     from mismatchctl.data.formats import MemoryTable
 
     found: list[DumpSource] = []

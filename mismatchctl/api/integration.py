@@ -198,7 +198,7 @@ def remove_patch(text: str) -> str:
 
 
 def ci_files(framework: str, *, gitlab: bool) -> dict[str, str]:
-    """Return the path and the text of each file of a CI job: a recording script, its prompts and the workflow."""
+    """Return the files of a CI job, as {path: text}."""
     workflow = {"gitlab.yml": "ci/gitlab.yml"} if gitlab else {"github.yml": ".github/workflows/mismatch.yml"}
     folder = find_packaged_folder(CI_FOLDER)
     files = {place: (folder / name).read_text(encoding="utf-8") for name, place in {**_CI_FILES, **workflow}.items()}

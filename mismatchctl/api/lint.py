@@ -59,7 +59,7 @@ def lint(
 
 
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
-    """Yield findings about settings of the correction whose values are not in the file."""
+    """Yield findings about settings whose values are not in the file."""
     for name in written.missing:
         consequence = f"inherits from {name}, which was not found: its settings are unknown"
         yield LintMessage("unknown", "defaults", consequence, "put the file at this path", name)

@@ -79,7 +79,7 @@ class LoggedRun:
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
-        """Describe by how many steps the leading metric changes later or earlier than another series."""
+        """Describe how many steps later or earlier than another series the leading metric changes."""
 
         def when(apart: int, unit: str) -> str:
             return f"{abs(apart)} {unit} {'later' if apart > 0 else 'earlier'}" if apart else "in the same step"
@@ -140,7 +140,7 @@ def read_logged_values(path: str | Path) -> list[LoggedValues]:
     log = logs.read_run_log(path)
     names = list(dict.fromkeys([*(name for row in log.rows.values() for name in row), *log.not_finite]))
     found = []
-    for run, own in _runs(names, Path(path).stem).items():
+    for run, own in _names_by_run(names, Path(path).stem).items():
         logged = [step for step, row in log.rows.items() if any(name in row for name in own)]
         labels = sorted(((_step(step), step) for step in logged), key=lambda pair: (isinstance(pair[0], str), pair[0]))
         series = log.series([step for _, step in labels])
@@ -152,7 +152,6 @@ def read_logged_values(path: str | Path) -> list[LoggedValues]:
 
 
 def is_run_log(path: str | Path) -> bool:
-    """Return True if a path is a metrics log, not a dump."""
     place = Path(path)
     suffix = place.suffix.lower()
     with suppress(OSError, csv.Error):  # the code that opens it reports the problem
@@ -203,8 +202,8 @@ def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
     return LogAnalysis(", ".join(map(str, paths)), tuple(named), count)
 
 
-def _runs(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
-    """Return a dict {run: {logged name: name without the W&B prefix "RUN - "}}."""
+def _names_by_run(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
+    """Return {run: {logged name: name without the W&B prefix "RUN - "}}."""
     if not all(_RUN in name for name in names):
         return {stem: {name: name for name in names}}
     found: dict[str, dict[str, str]] = {}

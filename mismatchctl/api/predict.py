@@ -43,13 +43,13 @@ class BackTest:
 
     @property
     def excess(self) -> float:
-        """Return the root mean square error of `predicted`, without the part that the noise of `observed` causes."""
+        """Return the root mean square error of `predicted`, without the noise of `observed`."""
         squares = np.subtract(self.predicted, self.observed) ** 2 - np.square(self.noise)
         return float(np.sqrt(max(squares.mean(), 0.0)))
 
     @property
     def miss(self) -> float:
-        """Like `excess`, but for the normal quantiles (probits) of the fractions, and per doubling of the length."""
+        """Return the `excess` in normal quantiles (probits), per doubling of the length."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -74,13 +74,13 @@ class Prediction:
 
 
 def central_interval(draws: Float64s, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
-    """Return the central interval that contains the share `level` of the draws. Each of its two ends is a draw."""
+    """Return the central interval that contains the share `level` of the draws. Both ends are draws."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
 def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
-    """Return a random generator. Its seed depends on `purpose` and on the set of keys, but not on their order."""
+    """Seed a random generator with `purpose` and the keys. The order of the keys does not matter."""
     return np.random.default_rng([int(np.bitwise_xor.reduce(np.unique(keys))), *purpose.encode()])
 
 
@@ -113,13 +113,13 @@ class SequenceSample:
     @classmethod
     def concatenate(cls, parts: Sequence[SequenceSample]) -> SequenceSample:
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAY_FIELDS}
-        return cls(**joined, is_complete=all(part.is_complete for part in parts))._cap()
+        return cls(**joined, is_complete=all(part.is_complete for part in parts))._limit_size()
 
     def __add__(self, other: SequenceSample) -> SequenceSample:
         return SequenceSample.concatenate([self, other])
 
     def of_run(self, run: str) -> SequenceSample:
-        """Return the nonempty sequences of one run, in an order that does not depend on the order of the dump."""
+        """Return the nonempty sequences of a run, sorted so that the dump's order does not matter."""
         chosen = self._select((self.run == run) & (self.tokens > 0))
         order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
         return chosen._select(order)
@@ -138,7 +138,7 @@ class SequenceSample:
     def _select(self, which: Bools | Ints) -> SequenceSample:
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAY_FIELDS})
 
-    def _cap(self) -> SequenceSample:
+    def _limit_size(self) -> SequenceSample:
         """If a run has more than MAX_SEQUENCES sequences, keep the clusters with the smallest hashes."""
         if len(self) <= MAX_SEQUENCES:
             return self
@@ -162,7 +162,9 @@ def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]
         kept, sums, lowest, highest = (np.concatenate(each) for each in zip(*blocks, strict=True))
         runs, steps = np.full(len(part), name, object), np.full(len(part), salt)
         clusters = mix_hashes(cluster_hashes(part), salt)
-        parts.append(SequenceSample(runs, steps, clusters, part.segments.lengths, kept, sums, lowest, highest)._cap())
+        parts.append(
+            SequenceSample(runs, steps, clusters, part.segments.lengths, kept, sums, lowest, highest)._limit_size()
+        )
     return SequenceSample.concatenate(parts)
 
 
@@ -186,7 +188,7 @@ def _block_statistics(
 
 
 def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
-    """For each sequence, return the sum, minimum or maximum of its values before each index in `ends` [S, OCTAVES]."""
+    """Reduce the values before each index in `ends`, for each sequence [S, OCTAVES]."""
     starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
     filled = starts < ends
     found = np.full(ends.shape, neutral)
@@ -274,7 +276,7 @@ def _predict_batch(
 def _draw_batches(
     table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator
 ) -> Float64s:
-    """Simulate BATCH_DRAWS batches, each from the clusters of one step, and return the rejected fraction of each."""
+    """Simulate BATCH_DRAWS batches, each from one step, and return their rejected fractions."""
     prompts = min(max(round(sequences / per_cluster), 1), 1 << 62)  # more prompts no longer change the draws
     groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
     which = random.integers(0, len(groups), BATCH_DRAWS)
@@ -305,7 +307,7 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """Append a rejected and a kept cluster as a prior. Also return their weight: each counts as half a sequence."""
+    """Append a rejected and a kept cluster as a prior, and return their weight. Each counts as half a sequence."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -317,7 +319,7 @@ def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s,
 
 
 def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
-    """Return True if the rejected share differs significantly between steps, by a permutation test of the clusters."""
+    """Test by permutation of the clusters if the rejected share differs significantly between steps."""
     count = int(steps.max(initial=0)) + 1
     if count < 2:
         return False
@@ -376,7 +378,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
-    """Fit a growth curve, and return its value at x = `where`, half the width of the interval, and a status."""
+    """Fit a growth curve. Return its value at `where`, half the width of the interval, and a status."""
     ramps = Ramps.fit(x, y)
     if not ramps.has_change(len(y)):
         effective = effective_residuals(y - y.mean(), len(y))
@@ -401,7 +403,7 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
 
 
 def effective_residuals(residual: Float64s, n: int) -> float:
-    """Return the effective number of residuals (at least 4), which is below n if neighboring residuals are similar."""
+    """Return the effective number of residuals (at least 4). Correlated neighbors reduce it."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the small-sample bias
@@ -421,7 +423,7 @@ _ZERO_BIAS_SHARE = 0.01  # if the bias does not grow in this share of the replic
 
 
 def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
-    """For each replicate and sequence, predict the sum of log ratios if the sequence had `length` tokens [R, S]."""
+    """Predict the summed log ratio of each sequence at `length` tokens, in each replicate [R, S]."""
     log_ratio, k3, excess = np.moveaxis(sample.sums[:, -1], 1, 0)
     tokens = sample.tokens.astype(np.float64)
     small = k3.sum() < _MAX_K3 * tokens.sum()
@@ -448,13 +450,13 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
 
 
 def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
-    """For each replicate, return the variance of summed log ratios at each response length in `tokens` [R, lengths]."""
+    """Return the variance of summed log ratios at each length in `tokens`, in each replicate [R, lengths]."""
     grown = np.stack([tokens, tokens**2 / 2, tokens**2, tokens**4 / 4])
     return np.maximum(parts @ grown, np.finfo(np.float64).tiny)
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Try all subsets of the `chosen` components, and return the best least-squares fit without negative components."""
+    """Fit each subset of the `chosen` components by least squares. Return the best fit without negative values."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -481,7 +483,7 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """Return the target [S, P], design [S, P, 4] and weights [P] of the fit, for P pairs of parts of a response."""
+    """Return the target [S, P], design [S, P, 4] and weights [P] of the fit. P counts pairs of response parts."""
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
     starts = np.concatenate([np.zeros((len(sample), 1)), ends[:, :-1]], axis=1)
@@ -500,20 +502,20 @@ def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]
 
 
 def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
-    """For each replicate and sequence, return the mean of `values` per token in the sequence's step [R, S]."""
+    """Return the mean of `values` per token in each sequence's step, in each replicate [R, S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
     return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]
 
 
 ClusterMean = tuple[Float64s, Float64s]
-"""Sums over the sequences of the two arrays [S] are the numerator and the denominator of a mean."""
+"""The numerator and the denominator of a mean, for each sequence [S]."""
 
 
 def _shrink_mean(
     sample: SequenceSample, mean: ClusterMean, weights: Float64s, less: ClusterMean | None = None
 ) -> Float64s:
-    """Return `mean` (minus `less`, if given), shrunk towards 0 more if it is noisier (James and Stein, 1961) [R, 1]."""
+    """Shrink the mean towards 0 if it is noisy (James and Stein, 1961) [R, 1]. First subtract `less`, if given."""
     value, influence = _replicate_means(mean, weights)
     if less is not None:
         other, other_influence = _replicate_means(less, weights)
@@ -532,7 +534,7 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Return what to add to the sum over `length` tokens if the mean log ratio depends on the position [R, S].
+    """Return how much a drift of the mean log ratio along the response changes the sum [R, S].
 
     If K3 grows with the position, it is assumed to keep growing. If K3 falls, it is assumed to keep its last value.
     """
@@ -630,7 +632,7 @@ def _build_prediction(
     question: str, quantity: str, draws: Float64s, check: BackTest | None, sample: SequenceSample, length: int,
     extremes: bool,
 ) -> Prediction:  # fmt: skip
-    """Build a prediction. `draws` contains the predicted value, followed by bootstrap replicates of the value."""
+    """Build a prediction. `draws` contains the predicted value, then its bootstrap replicates."""
     reached = [int(tokens) for tokens in LENGTH_GRID if (sample.tokens >= tokens).sum() >= MIN_CHECK_SEQUENCES]
     value, shown = float(draws[0]), max(reached) if reached else int(sample.tokens.max())
     doublings = max(math.log2(length / shown), 0.0)
@@ -660,7 +662,7 @@ def _build_prediction(
 def _widen_interval(
     value: float, drawn: tuple[float, float], miss: float, sequences: int, level: float
 ) -> tuple[float, float]:
-    """Widen the interval `drawn` of a fraction by the noise of `sequences` sequences and the model's error `miss`."""
+    """Widen an interval of a fraction by the noise of `sequences` sequences and the model's error `miss`."""
     least = 0.5 / sequences  # an event that was not observed can still happen
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)
@@ -674,7 +676,7 @@ def _widen_interval(
 
 
 def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """For each replicate, return the fraction of sequences that the gates reject if all have `length` tokens [R]."""
+    """Predict the rejected fraction of sequences with `length` tokens, in each replicate [R]."""
     kept = _kept_probability(sample, gates, length, weights)
     return np.asarray(1 - (weights * kept).sum(axis=1) / weights.sum(axis=1))
 
@@ -682,7 +684,7 @@ def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: i
 def ess_at_length(
     sample: SequenceSample, weight: Weight, gates: Sequence[Gate], length: int, weights: Float64s
 ) -> Float64s:
-    """For each replicate, return the ESS (0 to 1) of sequence weights if all sequences had `length` tokens [R]."""
+    """Predict the ESS (0 to 1) of sequence weights at `length` tokens, in each replicate [R]."""
     log_ratio = log_ratio_sums(sample, length, weights) / (length if weight.level == "geometric" else 1)
     ratio = np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     lower, upper = weight.bounds
@@ -694,7 +696,7 @@ def ess_at_length(
 
 
 def _kept_probability(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """For each replicate and sequence, return the probability that the sequence is kept at `length` tokens [R, S]."""
+    """Return the probability that each sequence is kept at `length` tokens, in each replicate [R, S]."""
     kept = np.ones((len(weights), len(sample)))
     totals = log_ratio_sums(sample, length, weights) if any(gate.level in _SUMMED_LEVELS for gate in gates) else kept
     for gate in gates:
@@ -714,7 +716,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Check the prediction: predict rejections of long responses from the first half or quarter of their tokens."""
+    """Test the model: predict rejections of long responses from their first half or quarter."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)
@@ -732,7 +734,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """Compare predicted with observed rejections, for gates whose bounds are quantiles of the observed ratios."""
+    """Compare predicted with observed rejections. The bounds are quantiles of the observed ratios."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])

@@ -465,7 +465,6 @@ def _read_options(
     micro_batch_size: int | None = None,
     on_bad: Literal["error", "skip", "mask"] = "error",
 ) -> ReadOptions:
-    """Check the options that all dump readers share."""
     check_count("threads", threads)
     check_count("micro_batch_size", micro_batch_size)
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))

@@ -167,7 +167,7 @@ class UnitBatches:
         return self.read(None)
 
     def read(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
-        """Yield the batches. Before each batch, call `watch` with the batch's rows as they are stored in the file."""
+        """Yield the batches. Before each batch, pass its stored rows to `watch`."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:
@@ -250,7 +250,7 @@ class DumpReading:
         return cls(dump, corrections, **options)
 
     def parts(self, work: BatchTask) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """For each part, yield its result and a function of (run, step): True if a later part may contain the step."""
+        """Yield the result of each part, and a function that checks if a step may continue in later parts."""
         may_grow, done, progress = _find_open_groups(self.dump.units), 0, self.options.get("progress")
         size = self._numbered_size
         micro_batches = None if size is None else number_micro_batches(self.dump, size)
@@ -269,7 +269,7 @@ class DumpReading:
 
 
 def _find_open_groups(units: Sequence[ReadUnit]) -> Callable[[int, str, LabelValue], bool]:
-    """Return a function of (part, run, step): True if a part after this part may contain rows of the step."""
+    """Return a function of (part, run, step), which checks if the step may continue after the part."""
     named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
     # for each run, from the last part to the first: its negated index (to search), and the range of steps in this part
     # and all later parts, from the footers of the files

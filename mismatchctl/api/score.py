@@ -54,7 +54,7 @@ class SequencePiece:
         return len(self.batch)
 
     def tokens(self, row: int, vocabulary: int) -> tuple[Ints, Ints]:
-        """Return the prompt ids and the response ids of a sequence."""
+        """Return the prompt ids and the response ids."""
         prompt, response = self._ids(PROMPT_COLUMN, row, vocabulary), self._ids(RESPONSE_COLUMN, row, vocabulary)
         if not len(prompt):
             raise self.make_error(PROMPT_COLUMN, row, "is empty, so the first token cannot be scored", _BOS_REMEDY)
@@ -80,7 +80,7 @@ class SequencePiece:
 
     @cached_property
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
-        """Return the segments, the log ratio of each token [T], and an array that is true for valid tokens [T]."""
+        """Return the segments, the log ratios [T], and the mask of valid tokens [T]."""
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
         segments = Segments.from_lengths(ListColumn.of(rollout).lengths)
         x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
@@ -162,8 +162,7 @@ class ScoreFolder:
         if other is not None:
             raise ConfigError(f"{place}: contains {other.name}, which `score` did not write; choose an empty folder")
 
-    def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
-        """Return the number of scored tokens of a piece, if the piece was scored before."""
+    def count_scored(self, piece: SequencePiece, chosen: Bools) -> int | None:
         path = self._path(piece)
         if self._force or not path.exists():
             return None
@@ -222,7 +221,7 @@ class SequenceChoice:
 
 
 def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> list[Bools]:
-    """For each file, return an array that is true for the chosen rows."""
+    """Return a mask of the chosen rows for each file."""
     if choice is None:
         return [np.ones(file.rows, np.bool_) for file in files]
     parts = [[_sort_keys(piece, choice) for piece in read_pieces(file)] for file in files]
@@ -234,7 +233,7 @@ def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> lis
 
 
 def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
-    """Return a key for each sequence. `select_rows` chooses the sequences with the smallest keys."""
+    """Return one key per sequence. `select_rows` chooses the smallest keys."""
     if choice.worst:
         segments, x, valid = piece.log_ratios
         return -np.abs(segments.sum(np.where(valid, x, 0.0)))
@@ -299,7 +298,7 @@ def score(
     for file, rows in zip(files, wanted, strict=True):
         for piece in read_pieces(file):
             mine = rows[piece.first : piece.first + len(piece)]
-            done = folder.tokens(piece, mine)
+            done = folder.count_scored(piece, mine)
             if done is not None:
                 kept += int(mine.sum())
             else:

@@ -98,7 +98,7 @@ class DumpWatcher:
             self.sleep(self.every)
 
     def _compare(self, result: Result) -> Snapshot:
-        """Return a Snapshot with the steps and answers that are new, or that changed since the last report."""
+        """Return a Snapshot of the steps and answers that are new or changed."""
         steps, again, answered = [], set(), []
         for name, run in result.runs.items():
             for index, label in enumerate(run.groups.labels):
@@ -118,7 +118,7 @@ class DumpWatcher:
         return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, self.unfinished, left_out)
 
     def _find_complete_files(self) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return complete files (with a footer or, in formats without footers, unchanged) and unfinished files."""
+        """Return complete and unfinished files. A file without a footer is complete if it did not change."""
         try:
             found, _ = discover_files(self.paths)
         except DataError:

@@ -101,7 +101,7 @@ def analyze(
 
 
 def _replayed_framework(name: str, configs: Sequence[str]) -> Framework:
-    """Return the framework that all configurations share. If their versions differ, return the framework `name`."""
+    """Return the framework of all configurations, or the framework `name` if their versions differ."""
     from mismatchctl.frameworks.config_files import read_native_configs
     from mismatchctl.frameworks.registry import load_framework
 

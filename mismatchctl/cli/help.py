@@ -33,13 +33,12 @@ def _read_help() -> dict[str, dict[str, Any]]:
 
 
 def read_examples(command: str) -> list[str]:
-    """Return the example command lines in the help of a command or of the program."""
     found: list[str] = _read_help().get(command, {}).get("examples", [])
     return found
 
 
 def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that turns the parameters of a command, and the fields of dataclasses, into options."""
+    """Turn the parameters of a command into options, including the fields of dataclasses."""
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         original = signature(function, eval_str=True)
@@ -67,10 +66,7 @@ def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def _annotate(parameter: Parameter, command: str, owner: Parameter) -> Any:
-    """Add the description in help.toml to the type of a parameter.
-
-    `owner` is the parameter of the command: `parameter` itself, or the dataclass that contains `parameter` as a field.
-    """
+    """Add the description in help.toml to a parameter's type. `owner` is the parameter itself, or its dataclass."""
     if parameter.annotation is typer.Context:
         return parameter.annotation
     sections = [_read_help().get(name, {}) for name in (command, getattr(owner.annotation, "__name__", ""), "shared")]

@@ -137,7 +137,6 @@ def _adapt_remedy(command: Any, sentence: str) -> str:
 
 
 def _print_error(sentence: str) -> None:
-    """Print an error. A long error is shortened in the middle."""
     sentence = _LONG_WORD.sub(r"\1…\2", sentence)
     print_message(
         f"error: {sentence if len(sentence) <= _MAX_ERROR_LENGTH else f'{sentence[:700]} … {sentence[-200:]}'}"
@@ -145,7 +144,7 @@ def _print_error(sentence: str) -> None:
 
 
 def _report_usage_error(error: Any) -> Exception:
-    """Print a usage error in one line. If the command got no arguments, print its help instead of an error."""
+    """Print a usage error in one line, or the help if the command got no arguments."""
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error.ctx.get_help())
         return typer.Exit(EXIT_USAGE)

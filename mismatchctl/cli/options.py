@@ -76,7 +76,7 @@ class InputOptions(PairOptions):
         return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
 
     def sources(self, quiet: bool) -> Sequence[DumpSource]:
-        """Return the paths of the dump, or the table of two joined files. Print a note about ids that do not match."""
+        """Return the paths of the dump, or the joined table of two files. Print a note about unmatched ids."""
         sides = self.sides()
         if sides is None:
             if not self.paths:
@@ -97,7 +97,7 @@ class InputOptions(PairOptions):
         return parse_renames(self.column)
 
     def are_logs(self, given: Mapping[str, object]) -> bool:
-        """Return True if the paths are metrics logs. Then the options in `given` must not be set: they need a dump."""
+        """Return True if the paths are metrics logs. Then no option in `given` is allowed, because it needs a dump."""
         if self.sides() is not None or not any(map(_may_be_log, self.names)):
             return False
         from mismatchctl.api.metrics_log import is_run_log  # takes time to import
@@ -185,7 +185,6 @@ class OutputOptions:
         return not (self.quiet or self.printed)
 
     def check(self, *more: Path | None, inputs: Iterable[str | Path | None], baseline: Path | None = None) -> None:
-        """Check the output options and paths before the dump is read."""
         folder, inputs = self.figures, list(inputs)
         if len(self.printed) > 1:
             raise ConfigError(f"{self.printed[0]} and {self.printed[1]} both write to stdout; leave one of them out")
@@ -206,7 +205,7 @@ class OutputOptions:
     def write(
         self, data: Callable[[], str], page: Callable[[], Document], save: Callable[[Path], None] | None = None
     ) -> None:
-        """Write the requested files. If `save` is given, it writes the file of `-o`."""
+        """Write the requested files. `save` writes the file of `-o`, if it is given."""
         markdown = None if str(self.markdown) == "-" else self.markdown
         out.write_files(out.render_page_files(page, self.html, markdown))
         if self.output is not None and str(self.output) != "-":
@@ -215,7 +214,7 @@ class OutputOptions:
             self.write_figures(self.figures, page())
 
     def write_figures(self, folder: Path, page: Document) -> None:
-        """Write each figure as a picture and a CSV file, and one file with all captions. Create a missing folder."""
+        """Write each figure as a picture and a CSV file, and all captions to one file."""
         from mismatchctl.report.figures.matplotlib_backend import figure_files, figures_of_page
 
         made, is_new = list(figure_files(figures_of_page(page), self.figure_format)), not folder.exists()
@@ -244,7 +243,7 @@ class OutputOptions:
         self, data: Callable[[], str], page: Callable[[], Document], screen: Callable[[], Document],
         warnings: Callable[[], Iterable[str]] = tuple,
     ) -> None:  # fmt: skip
-        """Open the page if requested. Then print Markdown, JSON (with warnings on stderr) or the terminal output."""
+        """Open the page if requested. Then print Markdown, JSON or the terminal output."""
         if self.open_ and self.html is not None:
             out.open_page(self.html)
         if str(self.markdown) == "-":

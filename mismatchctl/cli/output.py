@@ -29,7 +29,7 @@ PIPED_WIDTH, MIN_WIDTH = 140, 40
 
 @contextlib.contextmanager
 def write_together(quiet: bool) -> Iterator[None]:
-    """Collect the files that the block writes, and write all of them at its end, or no file if an error occurs."""
+    """Write all files of the block at its end, or no file if an error occurs."""
     from mismatchctl.io.files import replace_together
 
     with replace_together() as places:
@@ -66,7 +66,6 @@ def open_page(html: Path) -> None:
 
 
 def print_message(text: str, quiet: bool = False) -> None:
-    """Print a message on stderr, with control characters escaped."""
     if not quiet:
         with contextlib.suppress(OSError):  # stderr is full or closed
             typer.echo(escape_text(text), err=True)
@@ -119,7 +118,6 @@ def _make_console() -> Console:
 
 @contextlib.contextmanager
 def progress_bar(quiet: bool, unit: str = "tokens") -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar if stderr is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -189,7 +187,7 @@ def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
 
 
 def require_local_path(place: Path) -> Path:
-    """Return the path. Raise an error if it is not on a local disk, or if its name is too long."""
+    """Return the path, or raise an error if it is remote or its name is too long."""
     from mismatchctl.io.stores import is_remote, normalize_path
 
     named = f"{place}/"  # Path turns s3:// into s3:

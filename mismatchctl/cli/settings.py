@@ -14,7 +14,7 @@ VARIABLE_PREFIX = "MISMATCHCTL_"
 
 
 def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
-    """For each command, map options to their (default, origin). The origin is a variable, or a file and key."""
+    """Return {command: {option: (default, origin)}}. The origin is a variable, or a file and key."""
     flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
     settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
     for where, verbs, name, value in (*_entries_from_file(flags), *_entries_from_environment(flags)):
@@ -30,7 +30,7 @@ def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
 
 
 def has_settings() -> bool:
-    """Return True if a file or variable sets a default, or if a file is unreadable (its error must be reported)."""
+    """Return True if a file or variable sets a default. An unreadable file counts, to report its error."""
     try:
         return any(name.startswith(VARIABLE_PREFIX) for name in os.environ) or bool(_find_settings_file()[1])
     except (MismatchctlError, OSError):
@@ -68,7 +68,6 @@ def _entries_from_environment(flags: Mapping[str, Any]) -> Iterator[SettingEntry
 
 
 def _convert_value(value: Any, param: Any, where: str) -> Any:
-    """Return a value as the option needs it: one value, or a list. Mappings become strings."""
     if not getattr(param, "multiple", False):
         if isinstance(value, (list, dict)):
             raise ConfigError(f"{where}: expected one value, found several")

@@ -192,7 +192,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
 
 
 def _patched_files(path: Path, text: str, edits: list[Edit]) -> list[tuple[Path, bytes]]:
-    """Return the patched file and its backup, or an empty list if the file is already patched."""
+    """Return the patched file and its backup, or [] if the file is already patched."""
     from mismatchctl.api.integration import patch_text, remove_patch
 
     out.require_local_path(path)
@@ -230,7 +230,6 @@ def _check_dump(path: str) -> None:
 
 
 def _write_ci(framework: str, gitlab: bool, force: bool, quiet: bool) -> None:
-    """Write the files of a CI job to the working directory. Unless `force` is set, do not replace other files."""
     from mismatchctl.api.integration import ci_files
 
     files = {Path(name): text for name, text in ci_files(framework, gitlab=gitlab).items()}

@@ -61,7 +61,7 @@ def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str
 
 
 def _compare_errors(own: GradientMoments, other: GradientMoments) -> str:
-    """Return "bias", "variance" or both: the parts of the error that are larger in `own` than in `other`."""
+    """Name the parts of the error that are larger in `own`: "bias", "variance" or both."""
     pairs = (("bias", max(own.bias2, 0.0), other.bias2), ("variance", own.variance, other.variance))
     return " and ".join(word for word, value, less in pairs if value > less) or "error"
 
@@ -156,7 +156,7 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> RunAdvice:
-    """Rank `corrections` by their gradient error. `yours` are only measured: `limits` does not apply to them."""
+    """Rank `corrections` by their gradient error. Measure `yours` without a rank or limits."""
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
         "batch": update,
@@ -245,7 +245,7 @@ def measure_candidates(
     limits: Limits,
     yours: Sequence[Correction] = (),
 ) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
-    """Measure the corrections. The third result maps each excluded correction to the limit that it breaks."""
+    """Return the candidates, their gradient products, and the limit that each excluded correction breaks."""
     surrogate = candidates.Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
     unbiased = candidates.GradientReference.of(
         surrogate.gradients(candidates.apply_to_sample(reference.correction, sample))
@@ -280,7 +280,7 @@ def advise(
     limits: Limits | None = None,
     **options: Unpack[ReadOptions],
 ) -> Advice:
-    """For each run, rank corrections by their gradient error, and report the bug to fix first if there is one."""
+    """Recommend corrections for each run. See `mm.advise`."""
     known = load_framework(framework) if framework else None
     tried = candidates.unique_candidates(
         corrections or (candidates.framework_candidates(framework) if framework else candidates.default_candidates())

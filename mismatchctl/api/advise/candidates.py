@@ -82,7 +82,6 @@ def _sample_runs(batches: UnitBatches, run: str) -> list[tuple[str, PromptSample
 
 
 def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
-    """Add the hash of each sequence's prompt, and the token ids if every token has an id."""
     ids = rows.extra_columns.get(TOKEN_IDS_COLUMN)
     ids = None if ids is None or ids.ndim != 1 else ids[rows.mask]
     if ids is None or len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any():
@@ -169,7 +168,7 @@ def _near_nothing_impossible(batch: TokenBatch) -> Ints:
 
 
 def _build_sample(found: PromptSample) -> RunSample:
-    """Order the sequences by hash, so that the result does not depend on the order in which they were read."""
+    """Order the sequences by hash, so that the result does not depend on the reading order."""
     found.shrink()
     joined = _concatenate(found.parts)
     found.parts.clear()  # free memory before the next copy
@@ -187,7 +186,7 @@ def _build_sample(found: PromptSample) -> RunSample:
 
 
 def _read_advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
-    """Return the advantages of the dump. If the dump has no advantages, compute them from rewards."""
+    """Return the advantages of the dump, or else compute them from rewards."""
     if batch.advantages is not None:
         return batch.advantages.astype(np.float64)
     reward = batch.columns.get("reward")
@@ -234,7 +233,7 @@ def framework_candidates(framework: str) -> list[Correction]:
 
 
 def unique_candidates(corrections: Sequence[Correction]) -> list[Correction]:
-    """Put "no correction" first, and remove each correction that only differs by its name from an earlier one."""
+    """Put "no correction" first, and remove corrections that only differ in their names."""
     found: dict[str, Correction] = {}
     for correction in (NO_CORRECTION, *corrections):
         found.setdefault(correction.model_copy(update={"name": "", "about": ""}).model_dump_json(), correction)
@@ -266,7 +265,6 @@ class Candidate:
 
 
 def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSample:
-    """Apply a correction to a sample as a trainer does."""
     batch, rule, groups = apply_trims(sample.batch, [correction]), correction.weight, [np.arange(len(sample))]
     own = apply_correction(correction, compute_ratios(batch, correction.sources), batch)
     if rule is not None and rule.normalize != "none":  # over the step or the micro-batch
@@ -329,7 +327,7 @@ class BiasReference:
 
     @property
     def lower_bound(self) -> bool:
-        """Return True if the reference may be biased, so that each estimated bias is only a lower bound."""
+        """Return True if the reference may be biased. Then each estimated bias is a lower bound."""
         return self.is_heavy or self.is_per_token
 
 
@@ -343,7 +341,6 @@ def choose_reference(sample: RunSample) -> BiasReference:
 
 
 def sequence_k_hat(sample: RunSample) -> float | None:
-    """Return the Pareto k-hat of the sequence weights, if it is defined."""
     batch = sample.batch
     sums = batch.segments.sum(batch.train.astype(np.float64) - batch.rollout)[batch.segments.nonempty]
     found = khat(np.sort(sums)[-tail_length(len(sums)) - 1 :], len(sums)) if len(sums) else math.nan
@@ -386,7 +383,7 @@ class GradientProducts:
         return len(self.own)
 
     def scaled(self, factor: float) -> GradientProducts:
-        """Return the inner products that result if the correction's gradients are multiplied by `factor`."""
+        """Multiply the correction's gradients by `factor`."""
         # computed from `apart`, which is exact even if the differences are small
         mixed = self.across - self.reference
         apart = factor**2 * self.apart + factor * (factor - 1) * (mixed + mixed.T) + (factor - 1) ** 2 * self.reference
@@ -475,14 +472,14 @@ class Surrogate:
 
 
 def _jackknife_error(without: Float64s) -> float:
-    """Return the jackknife standard error, where `without[i]` is the estimate without batch `i`."""
+    """Return the jackknife standard error. `without[i]` is the estimate without batch `i`."""
     return float(np.sqrt((len(without) - 1) * without.var()))
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
-    """Return an unbiased estimate of the squared norm of the mean of some vectors, given their inner products.
+    """Estimate the squared norm of a mean vector without bias. `products` are the inner products of all vectors.
 
-    The second result contains the same estimate without vector 0, without vector 1, and so on.
+    The second result contains the estimates without vector 0, without vector 1, and so on.
     """
     count = len(products)
     own = np.diag(products)
@@ -492,7 +489,7 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
 
 
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
-    """Return the number of rows and columns of the table of logits, and the index of each token's logit [T]."""
+    """Return the rows and columns of the table of logits, and the index of each token's logit [T]."""
     known, code = np.unique(ids, return_inverse=True)
     size = len(known)
     before = np.concatenate([[size], code[:-1]])

@@ -99,14 +99,14 @@ class ClusterTables:
         return name if of == MISMATCH_NAME else f"{of}_{name}"
 
     def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
-        """Return the cluster table of the run. If steps were merged, the rows do not contain a step."""
+        """Return the table of the run. Its rows do not contain a step if steps were merged."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
     def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
-        """Return one cluster table for all values of a `--by` column, unless the table would be too large."""
+        """Join the tables of all values of a `--by` column, unless the result is too large."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._plan.max_clusters:
             return None
         merged = reduce(add, (table.with_scope(np.uint64(number)) for number, table in enumerate(tables)))
@@ -146,7 +146,7 @@ def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dic
 
 
 def describe_worst_tokens(worst: WorstRows, dump: Dump) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each worst token: file, row, position, token id, and the ids of the tokens before it."""
+    """Yield the fields of each worst token, such as its file, row and position."""
     for fields, ids in describe_worst_sequences(worst, dump):
         token = int(fields.pop("token"))
         if ids is not None and token < len(ids):
@@ -180,7 +180,7 @@ CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
 
 
 def build_result(reading: DumpReading, accumulator: Accumulator, turns: Accumulator | None = None) -> model.Result:
-    """Build the Result from the sums of sequences, and from the sums of turns if turns were measured."""
+    """Build the Result. `turns` contains the sums of turns, if turns were measured."""
     dump, plan = reading.dump, accumulator.plan
     runs = {name: _build_run(name, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     if turns is not None:
@@ -237,7 +237,7 @@ def _build_run(name: str, accumulator: Accumulator, dump: Dump) -> model.RunResu
 def _predict_fresh_batches(
     totals: RunTotals, steps: model.Groups, accumulator: Accumulator
 ) -> dict[str, model.FreshBatch]:
-    """For each correction, predict which share of tokens it rejects in a new batch that is as large as a step."""
+    """Predict the share of tokens that each correction rejects in a new batch of the size of a step."""
     table, axis = totals.overall.table, accumulator.evaluator.columns
     tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]
     sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
@@ -292,7 +292,6 @@ def _label_sort_key(label: Any) -> tuple[Any, ...]:
 def _build_series(
     estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
 ) -> dict[str, model.Series]:
-    """Convert each estimate to a series of rounded values. Heavy tails are only recorded for metrics in `tails`."""
     if not estimates:
         return {}
     value = np.stack([found.value[order] for found in estimates.values()])
@@ -311,7 +310,7 @@ def _build_series(
 
 
 def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
-    """Return the intervals of an estimate that has no standard errors."""
+    """Return the intervals, but only if the estimate has no standard errors."""
     if np.isfinite(estimate.se).any():
         return None
     known = np.isfinite(estimate.value[order])
@@ -360,7 +359,7 @@ def _build_distribution(pair: PairSums) -> model.Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
-    """Return means (such as K3) for each bin with tokens, with standard errors from groups of clusters."""
+    """Compute the means of each bin with tokens. The standard errors come from groups of clusters."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
@@ -529,7 +528,7 @@ def _column_values(values: NDArray[Any]) -> Any:
 
 
 def has_turn_parts(dump: Dump) -> bool:
-    """Return True if sequences must be split into turns, or False if each sequence of the dump is one turn."""
+    """Return True if one sequence may contain several turns."""
     for file in dump.files:
         if TURN_COLUMN in file.ignored:
             problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"

@@ -68,7 +68,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Return the metric name of each column, or "" for other columns. A W&B prefix "RUN - " is removed."""
+    """Return the metric name of each column, without the W&B prefix "RUN - ", or "" for other columns."""
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
@@ -104,7 +104,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """Return one unit of the last digit: 0.001 for 0.125. Trailing zeros that the log omits count as digits."""
+        """Return one unit of the last digit, such as 0.001 for 0.125. Omitted trailing zeros count as digits."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 
@@ -119,7 +119,7 @@ class RunLog:
     not_finite: Mapping[str, int] = field(default_factory=dict)  # how often each name was logged as NaN or infinity
 
     def series(self, labels: Sequence[str]) -> dict[str, list[float | None]]:
-        """For each name in the log, return its values at the given steps. Missing values are `None`."""
+        """Return the values of each logged name at the given steps. Missing values are `None`."""
         names = dict.fromkeys(name for label in labels for name in self.rows.get(label, {}))
         found = {name: [self.rows.get(label, {}).get(name) for label in labels] for name in names}
         return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
@@ -176,7 +176,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
             for record in RawEventFileLoader(str(file)).Load():
                 event = Event.FromString(record)
                 for value in event.summary.value:
-                    scalar = _scalar_of(value)
+                    scalar = _read_scalar(value)
                     if value.tag and scalar is not None:
                         yield str(event.step), value.tag, scalar
         except (DecodeError, OSError, ValueError, MemoryError, OverflowError) as error:  # a damaged record length
@@ -185,8 +185,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
             ) from None
 
 
-def _scalar_of(value: Any) -> Decimal | None:
-    """Return the number in a TensorBoard summary, unless it has an image, a string or a histogram."""
+def _read_scalar(value: Any) -> Decimal | None:
     if value.HasField("simple_value"):
         return _printed(np.float32(value.simple_value))
     if not value.HasField("tensor") or any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
@@ -311,7 +310,7 @@ def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
 
 
 def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
-    """Describe in which order K3 and the logged reward, entropy and gradient norm start to change."""
+    """Describe which changes first: K3, or a logged metric such as the reward."""
     changes = [
         ("K3", k3),
         *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
@@ -366,7 +365,7 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
 
 
 def _ranked_changes(values: Float64s) -> Float64s:
-    """Return the ranks of the changes between steps, scaled to mean 0 and variance 1, or zeros if all are equal."""
+    """Rank the changes between steps, and scale the ranks to mean 0 and variance 1."""
     changes = np.diff(values)
     order = np.unique(changes, return_inverse=True, return_counts=True)
     counts = order[2]
@@ -386,7 +385,7 @@ def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
 
 
 def _correlation_scale(x: Float64s, y: Float64s) -> float:
-    """Return how many times autocorrelation multiplies the variance of a correlation (Bartlett 1946)."""
+    """Return the factor by which autocorrelation increases the variance of a correlation (Bartlett 1946)."""
     most = min(_MAX_LAG, len(x) // 4)
     return max(
         1.0, 1 + 2 * sum(_lagged_correlation(x, x, k) * _lagged_correlation(y, y, k) for k in range(1, most + 1))
@@ -459,7 +458,7 @@ class LoggedSteps:
         return {}
 
     def of_run(self, run: str, labels: Sequence[LabelValue]) -> dict[str, dict[str, list[float | None]]]:
-        """For each correction and logged name, return one value per step. Missing and non-finite values are `None`."""
+        """Return {correction: {logged name: values}}. Missing and non-finite values are `None`."""
         found: dict[str, dict[str, list[float | None]]] = {}
         for name in (item.name for item in self._corrections if item.name not in self.refused):
             steps = [self._logged.get((run, label), {}).get(name, {}) for label in labels]
@@ -471,7 +470,7 @@ class LoggedSteps:
 FLOAT32_TOLERANCE = 2e-6
 """Relative error that a trainer's float32 sum may have, in any order of summation."""
 REPLAY_SPREAD = 2.0
-"""A logged value may differ from the replay by this multiple of the difference between float32 and float64 replay."""
+"""A logged value may differ from the replay by this multiple of the error of a float32 replay."""
 FLOAT64_TOLERANCE = 1e-9
 """Relative error that a float64 sum may have."""
 METRIC_TOLERANCE = 1e-8
@@ -487,7 +486,7 @@ LoggedValues = Mapping[str, Sequence[float | None]]
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Subtract `offset` (the delay of the log) from the logged steps if more values then agree with the dump."""
+    """Subtract `offset`, the log's delay, from its steps if more values then agree with the dump."""
     if not offset:
         return log
 
@@ -512,7 +511,7 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
-    """Compare the log with a replay in float64 (`replayed`), and with the same replay in float32 (`rounded`)."""
+    """Compare the log with metrics of the dump, computed in float64 (`replayed`) and float32 (`rounded`)."""
     pairs = {
         name: list(_logged_pairs(log, labels, _spellings(name), values, rounded.get(name, values)))
         for name, values in replayed.items()
@@ -527,7 +526,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
 
 
 def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
-    """Map each logged name to the key of its metric, but leave out the names in `replayed`."""
+    """Map each logged name to the key of its metric. Names in `replayed` are left out."""
     found = {}
     for name in dict.fromkeys(name for row in log.rows.values() for name in row):
         prefix = next((prefix for prefix in _TRACKER_PREFIXES[1:] if name.startswith(prefix)), "")
@@ -540,7 +539,7 @@ def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
 def compare_metrics(
     log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
 ) -> MetricLogComparison | None:
-    """Compare logged values with metrics, allowing for float32 rounding. `called` maps logged names to metric keys."""
+    """Compare logged values with metrics, within float32 rounding. `called` maps logged names to metric keys."""
     found = {}
     for name, key in called.items():
         values = metrics.get(key, [None] * len(labels))

@@ -115,7 +115,7 @@ def _read_sources(
 
 
 def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Give each run a unique name. If names are equal, add the path. If names are still equal, add a number."""
+    """Give each run a unique name. If necessary, add the path, and then a number."""
     shared, seen = Counter(source.name for source in sources), Counter[str]()
     named = []
     for source in sources:
@@ -367,7 +367,7 @@ class PartMeans:
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return the change of K3 due to the tokens in each part, and due to the K3 within each part, both [..., B]."""
+    """Return the changes of K3 due to token shares and due to K3 within the parts, both [..., B]."""
     before, after = reference.shares, other.shares
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
@@ -430,7 +430,7 @@ def _build_decomposition(
     quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans],
     se: Float64s | None = None,
 ) -> model.Decomposition | None:  # fmt: skip
-    """Split the change of K3 among parts of the data. If `se` is `None`, the standard errors of `level` are used."""
+    """Split the change of K3 among parts of the data. Without `se`, the standard errors of `level` are used."""
     mix, level = contributions(sides[0], sides[1])
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
@@ -461,7 +461,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
-    """Find the parts with most of the change of K3, but with a much smaller share of the first run's K3."""
+    """Find the parts that cause most of the change of K3, although their share of K3 was small."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None

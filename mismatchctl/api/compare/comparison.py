@@ -245,7 +245,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge by the first of PRIMARY_METRICS that changed significantly, or else by K3 and all other metrics."""
+    """Judge by the first significant change in PRIMARY_METRICS. Without one, judge by K3 and the other metrics."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:

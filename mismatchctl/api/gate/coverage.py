@@ -66,7 +66,7 @@ Match = tuple[str, RunResult, "RunResult | None"]
 def check_coverage(
     result: Result, rules: Sequence[Rule], baseline: Result | None, limits: Tolerances
 ) -> Iterator[Check]:
-    """Yield checks for skipped, unread, missing, repeated and masked data, and for data that could hide a mismatch."""
+    """Yield checks for data that is skipped, missing or implausible."""
     yield from _check_left_out(result, limits.max_skipped)
     if unread := result.provenance.unread:
         more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
@@ -135,7 +135,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files. The size of a file shows how much is lost."""
+    """Check the shares of skipped sequences, tokens and files. Estimate the share of a file from its size."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -166,7 +166,7 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
 
 
 def _list_skipped(result: Result) -> list[tuple[str, int, int]]:
-    """For each file with skipped data, return its run and the numbers of skipped sequences and tokens."""
+    """Return the run, skipped sequences and skipped tokens of each file with skipped data."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     found = [(file.run, file.skipped, file.skipped_tokens) for file in inputs if file.skipped or file.skipped_tokens]
     if any(sequences for _, sequences, _ in found):
@@ -192,7 +192,6 @@ def _check_share(run: str, title: str, lost: float, total: float, most: float) -
 
 
 def _check_finite_counts(result: Result) -> Iterator[Check]:
-    """Check that the numbers of tokens and sequences are finite and not negative."""
     for name, run in result.runs.items():
         sample = build_run_sample(run)
         columns = sample.columns.keys() & {"tokens", "sequences", "squared_length"}
@@ -212,7 +211,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """If a rule judges each step or column value, check that the dump has all steps or values of the baseline."""
+    """Check that the dump has each step or column value of the baseline that a rule judges."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue
@@ -229,7 +228,7 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
-    """Check for empty responses, and if the dump overlaps the baseline, for missing steps and responses."""
+    """Check for empty responses. If the dump overlaps the baseline, also check for missing steps and responses."""
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
         reason = (
@@ -264,7 +263,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
 
 
 def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSample, ClusterSample]:
-    """Return the clusters of both runs. If the baseline's clusters are merged, the clusters of `run` are merged too."""
+    """Return the clusters of both runs. If the baseline's clusters are merged, merge the clusters of `run`."""
     sample, other = build_run_sample(run), build_run_sample(accepted)
     if accepted.clusters.folded and not run.clusters.folded and len(other) and int(other.keys.max()) < OVERALL_CAP:
         sample = ClusterSample.merge(sample.keys % np.uint64(OVERALL_CAP), sample.names, sample.sums)
@@ -272,7 +271,7 @@ def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSa
 
 
 def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Check whether a mask may hide tokens: many prompts have fewer tokens than in the baseline, and few have more."""
+    """Find prompts with fewer tokens than in the baseline, because a mask may hide tokens."""
     sample, other = _build_alike_samples(run, accepted)
     _, here, there = np.intersect1d(sample.keys, other.keys, assume_unique=True, return_indices=True)
     alike = count_responses(sample)[here] == count_responses(other)[there]
@@ -392,7 +391,7 @@ def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iter
 
 
 def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check for a column that was saved twice: far more log-probs are bit-identical than in the baseline."""
+    """Find a column that was saved twice: far more log-probs are bit-identical than in the baseline."""
     if any(rule.metric == "bitwise_all" and rule.min is not None for rule in rules):
         return
     share, before = _value(run, "bitwise_share"), None if accepted is None else _value(accepted, "bitwise_share")
@@ -430,7 +429,7 @@ def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[
 
 
 def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Check that the log-probs are about as large as in the baseline, and not in another unit, such as bits."""
+    """Compare the size of the log-probs with the baseline, because they may be in another unit, such as bits."""
     here, there = (each.content.responses if each.content is not None else "" for each in (run, accepted))
     scale = _SCALE_OF_SAME_TOKENS if here and here == there else _SCALE
     found = []

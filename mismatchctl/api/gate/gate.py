@@ -117,7 +117,7 @@ def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
 
 
 def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
-    """Return the part of the baseline to compare with: the same column value, or the whole run if `place` is a step."""
+    """Return the same column value in the baseline. A step is compared with the whole run."""
     if place.per in ("overall", "step") or place.groups is None:
         return whole
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
@@ -362,7 +362,7 @@ def _judge_change(case: _Case, sample: ClusterSample, baseline: ClusterSample, l
 
 
 def _is_diluted(case: _Case, sample: ClusterSample, baseline: ClusterSample, level: float) -> bool:
-    """Return True if the shared clusters alone fail the rule, but clusters that only the new dump has hide this."""
+    """Return True if the shared clusters fail the rule, but new clusters hide this failure."""
     keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
     if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
         return False
@@ -402,7 +402,7 @@ def _explain_missing_layers(cases: Sequence[_Case]) -> Iterator[str]:
 
 
 def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
-    """Judge a metric that cannot be resampled: compare its value and interval in the Result with the limit."""
+    """Judge a metric that cannot be resampled by its value and interval in the Result."""
     check, found = case.check, place.recorded(case.target.key, case.target.correction)
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences").value or 0)
@@ -420,7 +420,7 @@ def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(case: _Case) -> tuple[float, float, float] | None:
-    """Return the limit, and the limits that result from both ends of the baseline's 95% interval."""
+    """Return the limit, and the limits at both ends of the baseline's 95% interval."""
     check, bound = case.check, case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound
@@ -475,7 +475,7 @@ def _finite_or_none(value: float) -> float | None:
 
 
 def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
-    """Reduce a Result to the values, cluster tables and provenance that later gates need."""
+    """Keep only the parts of a Result that later gates need."""
     old = result.provenance
     accepted = model.Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
     provenance = model.Provenance(
@@ -570,7 +570,7 @@ def load_result(
     corrections: Sequence[Correction] = (),
     **options: Unpack[ReadOptions],
 ) -> Result:
-    """Read a Result. If `paths` are dumps, analyze them with the columns and corrections that the rules need."""
+    """Read a Result. If `paths` are dumps, analyze the columns and corrections that the rules need."""
     dumps = [source for source in paths if not isinstance(source, Result)]
     saved = [each for each in paths if isinstance(each, Result) or (isinstance(each, str) and is_result(each))]
     if saved:
@@ -616,7 +616,7 @@ def read_baseline(baseline: str | os.PathLike[str] | Result | None, *, fixed_tok
 def plan_sample_sizes(
     result: Result, rules: Sequence[Rule], regression: float, against: Baseline, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
-    """For each rule with `max` or `increase`, estimate the sample size to detect a rise by `regression` (0.1: 10%)."""
+    """Estimate the data that each rule with `max` or `increase` needs to detect a rise by `regression` (0.1: 10%)."""
     _check_level(level)
     found = []
     level /= BASELINE_MARGIN * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)

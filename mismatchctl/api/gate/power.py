@@ -111,7 +111,7 @@ class _SimulatedGate:
         return bool(power >= TARGET_POWER)
 
     def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
-        """Return K statistics of the N clusters with a rise by `factor` and without it [N, K], and K weights."""
+        """Return the statistics of each cluster with the rise and without it, both [N, K], and their weights [K]."""
         layers, sizes, sample = self._layers, self._sizes, self._sample
         if layers is None:
             statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
@@ -137,7 +137,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Return deviations from the mean, enlarged if a few clusters dominate (their noise is underestimated)."""
+    """Return the deviations from the mean. They are enlarged if a few clusters dominate, which hides noise."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
@@ -149,7 +149,7 @@ def _inflated_deviations(values: Float64s) -> Float64s:
 def _draw_scores(
     apart: Float64s, mixed: Float64s, sizes: ClusterSizes, new: tuple[float, ...], old: tuple[float, ...]
 ) -> Float64s:
-    """For each simulated dump, return one z-score per statistic [_POWER_DRAWS, K]."""
+    """Return one z-score per simulated dump and statistic [_POWER_DRAWS, K]."""
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
     degrees = sizes.shared - 1
@@ -172,7 +172,7 @@ def _draw_scores(
 
 @lru_cache(maxsize=8)
 def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
-    """For each simulated dump, draw how often it contains each cluster [_POWER_DRAWS, len(chances)]."""
+    """Draw how often each simulated dump contains each cluster [_POWER_DRAWS, len(chances)]."""
     return np.random.default_rng([_SEED, salt]).multinomial(size, chances, _POWER_DRAWS).astype(np.float64)
 
 
@@ -184,7 +184,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the p-value threshold that fails the share `level` of the simulated dumps without a change."""
+    """Return the p-value at which a share `level` of the simulated dumps fails without a change."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -203,7 +203,7 @@ def detectable_factor(
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number up to `most` (within 0.5%) that makes `found` return True, if there is one."""
+    """Return the smallest number up to `most` that makes `found` true, within 0.5%, if there is one."""
     low, high = 1.0, 2.0
     while not found(high):
         if high >= most:
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return the minimum number of clusters for a significant failure. Default: the dumps have the same clusters."""
+    """Return the minimum number of clusters for a significant failure. By default, both dumps share all clusters."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1
@@ -245,7 +245,7 @@ def required_sample_size(
     run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
     allowance: Allowance, level: float,
 ) -> SampleSizePlan:  # fmt: skip
-    """Estimate how large a dump and its baseline must be to detect a rise by `regression` (0.1: 10%)."""
+    """Estimate the size of dump and baseline that is needed to detect a rise by `regression` (0.1: 10%)."""
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
     @cache

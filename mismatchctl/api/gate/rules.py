@@ -176,7 +176,7 @@ def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
 
 
 def _check_unit(rule: Rule, metric: Metric, data: Mapping[str, Any], where: str) -> None:
-    """Raise an error for a percentage if the metric is not a share, and for a bound above 1 if it is a share."""
+    """Reject a percentage if the metric is not a share, and a bound above 1 if it is a share."""
     for key, bound in (("max", rule.max), ("min", rule.min)):
         if bound is None:
             continue
@@ -199,7 +199,6 @@ def _add_default_bound(rule: Rule, metric: Metric, where: str) -> Rule:
 
 
 def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
-    """Find the metric and the correction that a rule names."""
     found = {correction.name: correction for correction in result.corrections}
     if rule.correction is not None and rule.correction not in found:
         known = ", ".join(found) or "none"

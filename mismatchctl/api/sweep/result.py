@@ -68,7 +68,6 @@ def make_forecasts(
     sample: SequenceSample,
     groups: pl.LazyFrame,
 ) -> tuple[Forecast, ...]:
-    """Make the requested predictions for each run and each of `points`."""
     found = []
     for run in runs:
         own = sample.of_run(run)
@@ -98,7 +97,7 @@ FORMAT = 2
 METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 """For these metrics, `overall` has a column `<key>_se` with the standard error."""
 OVERALL_SCOPE = "overall"
-"""`scope` of the row of a whole run. The row of a step has the scope `group`, and a `--by` row the column's name."""
+"""The scope of a row for a whole run. Rows of steps have the scope `group`, and `--by` rows the column's name."""
 GROUP_SCOPE = "group"
 MET_EVERYWHERE = "met at every threshold"
 """The status of a target starts with this text if all thresholds meet the target."""
@@ -233,7 +232,7 @@ _ROUNDING_BITS = 33  # ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """For each row of `costs` [P, objectives], return True if it is on the Pareto front. Lower costs are better."""
+    """Find the Pareto front of `costs` [P, objectives]. Lower costs are better."""
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
     for row in np.lexsort(costs.T[::-1]):
@@ -358,7 +357,6 @@ def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
 
 
 def format_threshold(value: Any) -> str:
-    """Format a threshold with six significant digits."""
     if value is None:
         return DASH
     return f"{value:.{_THRESHOLD_DIGITS}g}" if isinstance(value, float) else str(value)
@@ -371,7 +369,7 @@ def format_point(study: Study, point: int) -> str:
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Return (metric, unit) pairs: rejected tokens, ESS of tokens, and the other metrics that differ between rows."""
+    """Return (metric, unit) for rejected tokens, ESS, and the other metrics that differ between rows."""
     always = ("rejected_tokens", "ess_token")
     differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
     return [(key, POINT_METRICS[key][0]) for key in differing]
@@ -389,7 +387,6 @@ def format_target(key: str, wanted: float) -> str:
 
 
 def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
-    """Describe one run: each correction's point that rejects least, and each target's thresholds."""
     summaries = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
     found = "; ".join(filter(None, summaries))
     sentences = [
@@ -411,7 +408,7 @@ def _describe_target(target: SolvedThreshold) -> str:
 
 
 def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
-    """Of the points on the Pareto front, describe the point that rejects least."""
+    """Describe the point on the Pareto front that rejects least."""
     known = sort_by_cost([row for row in rows if row["pareto"]])
     if not known:
         return ""

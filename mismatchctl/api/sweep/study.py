@@ -71,7 +71,6 @@ class ThresholdAxis:
     def over(
         cls, path: str, low: float, high: float, number: int, *, log: bool = False, where: str = "axis"
     ) -> ThresholdAxis:
-        """Return an axis of `number` values from `low` to `high`, spaced linearly or geometrically."""
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
             raise ConfigError(f"{where}: write START:END:COUNT with two numbers and a COUNT from 2 to {MAX_POINTS:,}")
         if log and min(low, high) <= 0:
@@ -116,7 +115,7 @@ class Study:
         return self.grid.correction(point)
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """Return the versions of the rule that contains the field `path`, and the index of each point's version [P]."""
+        """Return the versions of the rule that contains the field `path`, and each point's version index [P]."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 
@@ -133,7 +132,6 @@ class Study:
 
     @cached_property
     def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
-        """For each rule with a varying field, return its versions, and the index of each point's version [P]."""
         axes: dict[str, list[int]] = {}
         for number, path in enumerate(self.paths):
             axes.setdefault(_rule_of(path), []).append(number)
@@ -216,7 +214,7 @@ def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, o
 
 
 def validate_study(study: Study) -> Study:
-    """Return the study. If one of its points is not a valid correction, raise an error."""
+    """Return the study, or raise an error if one of its points is not a valid correction."""
     paths = [axis.path for axis in study.axes]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:

@@ -80,7 +80,7 @@ class ThresholdRule:
     threshold: Callable[[float], float]  # converts a distance (on the log scale, at least 0) to a threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return distances, which the rule compares with its threshold, and their masses (tokens or sequences)."""
+        """Return the distances to compare with the threshold, and the number of tokens or sequences at each."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
@@ -154,7 +154,7 @@ _BINS = len(_DISTANCE_GRID) + 1
 
 
 def sum_grid(batch: TokenBatch, run: str, searches: Sequence[tuple[str, ThresholdRule]], by_prompt: bool) -> GridTables:
-    """For each search (metric and rule), count the tokens or sequences of a batch in each bin of distances."""
+    """Count the tokens or sequences per bin of distances, for each search (metric and rule)."""
     found = {}
     for name, part in split_runs(batch, run) if searches else ():
         part = part.take(np.flatnonzero(part.segments.nonempty))
@@ -213,7 +213,7 @@ BracketValues = list[tuple[int, Float64s, Float64s]]
 
 @dataclass(frozen=True)
 class TargetBracket:
-    """A target for one run and one rule, and the two neighboring grid points between which the threshold lies."""
+    """A target for one run and rule, and the two neighboring grid points around its threshold."""
 
     run: str
     key: str
@@ -381,7 +381,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return [FamilyRunSums(prompts=PromptCounter() if self.plan.by_prompt else None) for _ in self.families]
 
     def _add(self, rows: Sequence[pl.DataFrame], labels: Sequence[LabelValue]) -> None:
-        """Store the rows of all families (corrections that only differ in bounds), ordered by group."""
+        """Store the rows of all families, ordered by group. The corrections of a family only differ in bounds."""
         order = np.concatenate([np.repeat(np.arange(len(labels)), len(own) // len(labels)) for own in rows])
         self._tables.append(pl.concat(rows, how="diagonal_relaxed")[np.argsort(order, kind="stable")])
         self._labels += labels
