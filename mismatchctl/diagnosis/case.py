@@ -105,7 +105,7 @@ class Case:
 
     @property
     def sides(self) -> tuple[tuple[str, Float64s, Float64s], ...]:
-        """Return for each side (name, its own log-probs [N], the other side's log-probs [N])."""
+        """Return (name, own log-probs [N], other side's log-probs [N]) for the rollout and the trainer."""
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def reread(self, side: str, values: Float64s, sequences: Bools) -> Case:
@@ -169,7 +169,6 @@ class Case:
         return found
 
     def each(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Repeat the value of each sequence for all its unexplained tokens."""
         return self.segments.spread(values)
 
     def marked(self, chosen: Any) -> Bools:
@@ -182,11 +181,11 @@ class Case:
         return self.segments.sum(values)
 
     def means(self, values: NDArray[Any]) -> Float64s:
-        """Return the mean of `values` [N] in each sequence [S], or 0 if the sequence has no unexplained token."""
+        """Return the mean of `values` [N] per sequence [S]. Sequences without unexplained tokens get 0."""
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return for each sequence the mean of `values` over its tokens in `part`, or 0 if no token is in `part`."""
+        """Return the mean of `values` over the tokens in `part`, per sequence [S]. Without such tokens, return 0."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -208,7 +207,7 @@ class Case:
 
     @cached_property
     def clusters(self) -> Ints:
-        """Return a cluster number per sequence. Sequences with the same prompt id and step have the same number."""
+        """Number the sequences. Sequences with the same prompt id and step have the same number."""
         prompts = self.rows.columns.get("prompt_id")
         if prompts is None:
             return np.arange(self.size)
@@ -220,7 +219,6 @@ class Case:
         return read_column(self.rows, name)
 
     def share(self, tokens: Bools) -> float:
-        """Return the share of the total |log ratio| that comes from the given tokens [T]."""
         size = np.minimum(np.abs(self.x), _MAX_LOG_RATIO)
         return float(size[tokens[self.index]].sum()) / self.weight if self.weight > 0 else 0.0
 
@@ -234,7 +232,7 @@ class Case:
 
     @cached_property
     def suspicious_runs(self) -> ConstantRuns:
-        """Find four or more equal log-probs in a row, or a zero, if the other side has very different log-probs."""
+        """Find equal log-probs in a row, and zeros, that are far from the other side's log-probs."""
         found = [_find_constant_runs(self, values) for values in (self.r, self.t)]
         return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
 
@@ -322,7 +320,7 @@ class Case:
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Return correlation and z-score of a token id's log ratio with its log-prob change in the next update."""
+        """Correlate each token id's log ratio with its log-prob change in the next update. Add a z-score."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -345,7 +343,6 @@ class Case:
 
     @cached_property
     def row_kinds(self) -> RowKinds | None:
-        """Divide the rows into rows with a small and a large mismatch, unless all are similar."""
         if self.noise < _KINDS_MIN_NOISE:
             return None
         odd = self.place % 2 == 1
@@ -382,7 +379,7 @@ class Case:
         return found
 
     def find_loudest(self, sequences: Bools | None = None, score: Float64s | None = None) -> Ints:
-        """Return up to three of the given sequences, highest score first. The default score is the mean |log ratio|."""
+        """Return up to three sequences with the highest score. The default score is the mean |log ratio|."""
         found = np.flatnonzero(self.counts > 0 if sequences is None else sequences)
         score = self.means(np.abs(self.x)) if score is None else score
         return found[np.argsort(-score[found], kind="stable")][:3]
@@ -403,7 +400,7 @@ class Case:
         return better
 
     def fit_within_rows(self, values: Float64s, used: Bools) -> tuple[float, float, int]:
-        """Regress `loudness` on `values` within rows. Return slope, standard error, and number of rows used."""
+        """Regress `loudness` on `values` within rows. Return slope, standard error, and number of rows."""
         values = np.where(used, values, 0.0)
         across, up = ((part - self.each(self.part_means(part, used))) * used for part in (values, self.loudness))
         product, square = self.sums(across * up), self.sums(across * across)
@@ -472,7 +469,7 @@ _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50
 
 @dataclass(frozen=True)
 class ConstantRuns:
-    """Stretches of consecutive tokens with equal log-probs. `off` is the mean |log ratio| of each stretch."""
+    """Stretches of tokens with equal log-probs. `off` is the mean |log ratio| of each stretch."""
 
     first: Ints
     length: Ints

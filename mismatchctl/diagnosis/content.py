@@ -15,7 +15,6 @@ from mismatchctl.measure.sums import Hashes, hash_content, hash_values, mix_hash
 from mismatchctl.results.model import Finding, RunContent
 
 IDENTITY_COLUMNS = ("model", "engine")
-"""Per-sequence columns that name the model and the inference engine."""
 _PROBES = 16
 _MOST_ROWS = 1 << 20
 _HASHED_AT_ONCE = 1 << 11
@@ -76,7 +75,7 @@ class SequenceHashes:
 
     @cached_property
     def lowest(self) -> tuple[Hashes, Ints, Ints, Ints]:
-        """Merge the parts into one, sorted by hash, file and row. Keep only the lowest hashes."""
+        """Merge the parts, and keep the lowest hashes."""
         hashes, sizes, file, row = (np.concatenate(each) for each in zip(*self.parts, strict=True))
         order = np.lexsort((row, file, hashes))[:_MOST_ROWS]
         return hashes[order], sizes[order], file[order], row[order]
@@ -107,7 +106,7 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
 
 
 def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
-    """Hash the step, prompt id and sequence id of each sequence, or its file and row if it has no sequence id."""
+    """Hash the step, prompt id and sequence id. Without a sequence id, hash the file and row."""
     ids = rows.columns.get("sequence_id")
     place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
     if ids is None:
@@ -121,7 +120,7 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
 
 
 def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[int, int]:
-    """Hash each response (length, sum of token ids, 16 token ids). Return the sum and the number of the hashes."""
+    """Hash each response by its length and token ids. Return the sum and the number of the hashes."""
     ids = rows.extra_columns.get("token_ids")
     if ids is None or ids.ndim != 1 or not len(some):
         return 0, 0
@@ -195,7 +194,7 @@ def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
 
 
 def _measure_holes(rows: Rows) -> float:
-    """Return the share of masked tokens among the tokens from the first to the last valid token of each row."""
+    """Return the share of masked tokens from the first to the last valid token of each row."""
     index = np.flatnonzero(rows.mask)
     bounds = np.searchsorted(index, rows.segments.offsets)
     some = np.flatnonzero(np.diff(bounds))

@@ -82,7 +82,7 @@ def make_fact(
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """Create a fact: the share of `found` in `among`. The upper end of its 95% interval also counts `perhaps`."""
+    """State the share of `found` in `among`. The upper end of its 95% interval also counts `perhaps`."""
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:
@@ -95,7 +95,6 @@ def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perh
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
-    """Format an interval as "(low to high) ". Without an interval, return ""."""
     if interval is None:
         return ""
     digits = next((digits for digits in (3, 4, 5) if f"{interval[0]:.{digits}g}" != f"{interval[1]:.{digits}g}"), 3)

@@ -60,7 +60,7 @@ class EvidenceCollector:
         return both
 
     def __call__(self, unit: UnitRows, run: str) -> EvidenceCollector:
-        """Collect the evidence of one part of a dump. Bad values are evidence too, so they are not rejected."""
+        """Collect the evidence of one part of a dump. Keep bad values, because they are evidence too."""
         found = self.empty()
         for rows in unit.rows():
             found.watch(rows)
@@ -72,7 +72,7 @@ class EvidenceCollector:
     def findings(
         self, run: str, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
-        """Return a run's causes, strongest first, and the errors of both sides if the dump has a reference column."""
+        """Return a run's causes, strongest first. Errors of both sides require a reference column."""
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
@@ -89,7 +89,7 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Create a collector. Token counts are rounded to powers of two, so a growing dump rarely changes its sample."""
+    """Round token counts to powers of two, so that a growing dump rarely changes its sample."""
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run

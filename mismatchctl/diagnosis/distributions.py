@@ -31,7 +31,7 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return log-probs of likely tokens, in the rollout and on the other side [N, k], and sequence indices [N]."""
+    """Return the rollout's and the other side's log-probs of likely tokens [N, k], and sequence indices [N]."""
     a, b = case.rows.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.extra_columns)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
@@ -66,7 +66,7 @@ def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 @cached_on_case
 def estimate_truncation(case: Case) -> Truncation | None:
-    """Find the rollout's truncation in its lists of likely tokens, where removed tokens have probability 0."""
+    """Find a truncation, which gives some of the likely tokens probability 0 in the rollout."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -195,7 +195,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
 
 
 def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
-    """Return `misfit` and `misfit_z` of a PowerFit. Contexts with similar log Z (`context`) are in the same group."""
+    """Return `misfit` and `misfit_z` of a PowerFit. Contexts with similar log Z are in the same group."""
     groups = np.searchsorted(np.quantile(context, (0.15, 0.3, 0.5)), context)
     counts, sums = np.bincount(groups), np.bincount(groups, ratio)
     z = np.abs(sums) / np.maximum(np.sqrt(np.bincount(groups, ratio * ratio)), 1e-300)
@@ -250,7 +250,6 @@ class TemperatureFit:
 
     @property
     def plainly_scaled(self) -> bool:
-        """Return True if the steepness, or the fit over all contexts, shows clearly that there is a temperature."""
         fits = self.fits or (0 < self.misfit_z < 5.0 and len(self.case.x) >= 3000)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
@@ -337,7 +336,7 @@ def _fit_case(case: Case) -> PowerFit | None:
 
 
 def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit:
-    """Set the temperature of a fit, and measure `steepness` and its standard error at this temperature."""
+    """Set the temperature of a fit, and measure `steepness` at this temperature."""
     case, expected = found.case, 1 / temperature - 1
     chosen = (case.t < _TAIL_RANGE[1]) & (case.t > _TAIL_RANGE[0])
     t, r = case.t[chosen], case.r[chosen]
@@ -370,8 +369,7 @@ _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
 def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
     """Fit r = b t + c to the log-probs of tokens after the same prompt and prefix. Each such context has its own c.
 
-    Return b, its 95% interval, and the share of the log ratios' variance within contexts that b explains. A truncation
-    changes c, but not b.
+    Return b, its 95% interval, and the share of variance that b explains. A truncation changes c, but not b.
     """
     ids = case.rows.extra_columns.get("token_ids")
     if ids is None:
@@ -413,12 +411,11 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
 def estimate_kept_mass(case: Case, b: float) -> tuple[Float64s, Float64s]:
     """Estimate the probability mass that the truncation keeps, if the rollout samples from p^b.
 
-    Return the kept mass per token [N], and estimates of top-p from groups of contexts with several likely tokens.
+    Return the kept mass per token [N], and several estimates of top-p.
 
     The ratio p^b / q is the same for all kept tokens of a context. Contexts with a similar ratio form a group. In a
     group, the mean of p / q is the sum of p over the kept tokens. A recorded entropy gives the mean log-prob of the
-    removed tokens. An estimate of top-p is the kept mass minus half of the smallest kept probability, because top-p
-    keeps a little more than p.
+    removed tokens. Top-p keeps slightly more than p, so half of the smallest kept probability is subtracted.
     """
     entropy = case.token_column("entropy")
     order = np.argsort((b * case.t - case.r) / (b - 1), kind="stable")

@@ -33,7 +33,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of flagged tokens, number of their sequences, and (file, row, position) of the first flagged tokens."""
+    """Number of flagged tokens and of their sequences. `places` locates the first flagged tokens."""
 
     tokens: int = 0
     sequences: int = 0
@@ -215,7 +215,7 @@ def measure_levels(segments: Segments, rollout: Floats, train: Floats, valid: Bo
 
 
 def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> Float64s:
-    """Compute the LevelTerms [4, S] with NumPy, with the same result as the compiled loop."""
+    """Return the same LevelTerms [4, S] as the compiled loop."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(np.subtract(train, rollout, dtype=np.float64))
         prob = np.exp(np.minimum(train, 0.0, dtype=np.float64))
@@ -230,12 +230,11 @@ def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: 
 
 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
-    """Return sums for a regression of the mismatch of sequences on their length, by (column, step, value).
+    """Return sums for a regression of the mismatch on sequence length, by (column, step, value).
 
-    A sequence has four terms: 1, its level, log(number of tokens), and log(mean of 1 - p). The level of a sequence is
-    log(sum of |log ratio| / sum of 1 - p). Noise of equal size in all logits gives all sequences about the same level.
-    The array [4, 4] of (column, step, value) contains the products of all pairs of terms, summed over the sequences
-    that have this step, and this value in the column. The column "" contains all sequences of a step.
+    The array [4, 4] contains the products of four terms, summed over sequences: 1, level, log(number of tokens), and
+    log(mean of 1 - p). The level of a sequence is log(sum of |log ratio| / sum of 1 - p). It is about the same in all
+    sequences if all logits have equal noise. The column "" contains all sequences of a step.
     """
     some = (levels.finite > 0) & (levels.size > 0)  # a sequence with identical log-probs has no noise
     counts = levels.finite[some]
@@ -261,7 +260,6 @@ def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelS
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:
-    """Return the version lag of each sequence [S], if it is recorded."""
     train, rollout = (rows.columns.get(name) for name in ("train_version", "rollout_version"))
     if train is None or rollout is None or object in (train.dtype, rollout.dtype):
         return None
@@ -269,13 +267,13 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
 
 
 def read_column(rows: Rows, name: str) -> NDArray[Any]:
-    """Return a column with one value per sequence [S]. If the column does not exist, all values are `None`."""
+    """Return one value per sequence [S]. If the column does not exist, all values are `None`."""
     values = rows.columns.get(name)
     return np.full(len(rows), None, object) if values is None else values
 
 
 def _concatenate(parts: Sequence[Rows]) -> Rows:
-    """Concatenate parts. A token column that is missing in one of the parts is left out."""
+    """Leave out token columns that are missing in one of the parts."""
     first = parts[0]
 
     def join(values: Iterable[NDArray[Any]]) -> NDArray[Any]:

@@ -45,7 +45,7 @@ def find_causes(
 
 
 def _without_tokens(evidence: Evidence, files: Mapping[int, str]) -> list[Finding]:
-    """Report rows whose lists have different lengths, for a run that has no other rows."""
+    """Report rows with lists of different lengths, if a run has no other rows."""
     if evidence.unfit is None:
         return []
     none = np.zeros(0)
@@ -84,7 +84,7 @@ def _run_tests(case: Case) -> list[_CauseResult]:
 
 
 def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
-    """If the cause of a symptom was also found, add the symptom's summary, evidence and shares to this cause."""
+    """If the cause of a symptom was also found, merge the symptom into this cause."""
     causes = {row.cause.id: row for row in found if not row.detection.symptom_of and row.detection.confidence != "low"}
     alone = []
     for row in found:
@@ -106,7 +106,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """If the two columns are unrelated on the unexplained tokens, reduce the confidence of small causes to medium."""
+    """Reduce the confidence of small causes to medium, if the unexplained log-probs of the two sides are unrelated."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found
@@ -120,7 +120,7 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Divide K3 among the causes. The first cause that acts on all tokens gets the rest."""
+    """Divide K3 among the causes. The first cause that affects all tokens gets the rest."""
     if not found:
         return []
     whole = left = found[0].case.whole_k3
@@ -148,7 +148,7 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
-    """Add this to the summary of a small cause: its share of K3 after the other causes are fixed."""
+    """State in the summary of a small cause which share of K3 it has after the other causes are fixed."""
     share, own, detection = row.share_k3 or 0.0, float(row.case.k3.sum()), row.detection
     if row.cause.id == NOISE_CAUSE and share < _NOISE_SHARE:
         return replace(row, detection=replace(detection, confidence="low"))

@@ -66,7 +66,6 @@ def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
 
 
 def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextStep]:
-    """List the steps of a first layer comparison, if the fault may be in a layer."""
     if wrong == "none" or not (wrong or in_layers):
         return []
     one = {"rollout": "the engine", "trainer": "the trainer"}.get(wrong or "")
@@ -172,7 +171,7 @@ Notes = dict[str, list[str]]
 
 
 def _format_notes(notes: Notes) -> list[str]:
-    """Return one sentence per note, with the first name that the note applies to and the number of other names."""
+    """Write a sentence per note, with its first name and the number of other names."""
     return [
         f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
         for what, names in notes.items()
@@ -246,7 +245,7 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
 
 
 def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return the value of a tensor, and the reason why it failed the comparison ("" if it did not fail)."""
+    """Return the value of a tensor, and the reason why it failed the comparison (or "")."""
     diff = record.get("diff")
     if record.get("shape_mismatch") or not isinstance(diff, Mapping):
         sides = [side for side in (record.get("baseline"), record.get("target")) if isinstance(side, Mapping)]
@@ -274,7 +273,7 @@ def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -
 
 
 def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
-    """Return the layer from the file names of the tensors, because the record has no field for it."""
+    """Find the layer in the file names of the tensors, because the record has no field for it."""
     texts = str([record.get(key) for key in ("raw_bundle_info", "available_bundle_info")])
     found = _SGLANG_LAYER_TAG.search(texts)
     return int(found[1]) if found else None
@@ -342,7 +341,7 @@ CsvCells = Mapping[str, Any]
 
 
 def _column_key(column: Any) -> str:
-    """Return the name of a column in the same spelling for all versions of msprobe, for example `npuname`."""
+    """Spell the column names of all versions of msprobe in the same way, for example `npuname`."""
     words = re.findall(r"[a-z0-9]+", str(column).lower())
     return "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else [])
 
@@ -401,7 +400,6 @@ def _make_msprobe_table(measure: str, rows: Sequence[Tensor], file: str, notes: 
 
 
 def _read_msprobe_cells(given: Sequence[Mapping[str, Any]], notes: Notes) -> tuple[list[Tensor], str]:
-    """Return the rows that are present on both sides, and the meaning of their values."""
     cells = [{_column_key(name): value for name, value in cell.items()} for cell in given]
     mode = next((name for name in _MSPROBE_MEASURES if cells and name in cells[0]), "npumd5")
     rows = []
@@ -555,7 +553,7 @@ def _find_divergence(rows: Sequence[Tensor]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[Tensor]) -> list[tuple[int, float | None]]:
-    """Return the largest value of each layer, unless a tensor of the layer has no value."""
+    """Return the largest value per layer, or `None` if a tensor of the layer has no value."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is not None:

@@ -84,7 +84,7 @@ def measure_sides(case: Case) -> Sides | None:
 
 
 class _ErrorSums:
-    """Sums per sequence, from which the errors of the two sides and their shares of the mismatch are computed."""
+    """Sums per sequence, which give the errors of the two sides and their shares of the mismatch."""
 
     def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
         def only(values: Float64s) -> Float64s:
@@ -181,7 +181,7 @@ def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup
 
 
 def _label_key(label: str) -> tuple[Any, ...]:
-    """Return a sort key. Numbers are sorted by value and come before other labels."""
+    """Sort numbers by value, before other labels."""
     try:
         return 0, float(label)
     except ValueError:

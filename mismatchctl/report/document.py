@@ -35,7 +35,6 @@ class TableCell:
 
 
 def number_cell(value: float | None, unit: str = "", form: Callable[[Any], str] | None = None) -> TableCell:
-    """Return a cell with a number. `form` formats the number. The default is `format_number`."""
     text = format_number(value, unit) if form is None else form(value)
     return TableCell(text, sort_key="" if value is None else f"{value:.6g}")
 
@@ -130,7 +129,7 @@ class RunCard:
 
 @dataclass
 class RunCards(DocumentPart):
-    """The cards of several runs, the most severe first. `shown` cards are visible, and a click shows the others."""
+    """The cards of several runs, most severe first. Only `shown` cards are visible before a click."""
 
     cards: Sequence[RunCard]
     shown: int
@@ -230,7 +229,7 @@ class Section(DocumentPart):
 
 
 def scale_sparkline(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Average a positive series to at most `width` points. Return the height of each point on a log axis, 0 to 1."""
+    """Average a positive series to at most `width` points. Return heights from 0 to 1 on a log axis."""
     heights = [None if value is None else math.log(value) if value > 0 else -math.inf for value in values]
     if len(heights) > width:
         cuts = [round(i * len(heights) / width) for i in range(width + 1)]

@@ -27,7 +27,7 @@ def render_markdown(document: doc.Document) -> str:
 
 
 def _render_parts(parts: Iterable[doc.DocumentPart], level: int) -> Iterator[str]:
-    """Render parts as Markdown. Headings start with `level` times "#". Consecutive cards, or notes, become one list."""
+    """Render parts as Markdown. Consecutive cards, or notes, become one list."""
     for kind, alike in groupby((part for part in parts if doc.is_shown(part, doc.EVERYWHERE)), type):
         if kind in (doc.Card, doc.Note):
             yield "\n".join(map(_render_item, alike))
@@ -112,7 +112,7 @@ def _outcome_counts(checks: list[api.Check]) -> dict[str, str]:
 
 
 def workflow_commands(verdict: api.Verdict) -> list[str]:
-    """Return GitHub workflow commands: errors for failed checks, and warnings for undecided checks and notes."""
+    """Return GitHub errors for failed checks, and GitHub warnings for undecided checks and notes."""
     words = {"failed": "error", "undecided": "warning"}
     notes = [f"::warning title=mismatch::{escape_github(note)}" for note in verdict.notes]
     judged = [

@@ -24,7 +24,6 @@ _ASCII = str.maketrans({
 _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
 MIN_NAME_WIDTH, MAX_NAME_WIDTH, MIN_FLEXIBLE_WIDTH, MAX_LINES, MAX_NOTES, MAX_NOTE_LINES = 24, 48, 20, 24, 4, 4
-"""Limits of the width of columns, maximum lines and notes of a first screen, maximum lines of a note that is cut."""
 STYLES = {
     "OK": "bold green", "CHECK": "bold yellow", "FAIL": "bold red", "bad": "bold red", "failed": "bold red",
     "high": "bold red", "error": "bold red", "alarm": "yellow", "fair": "yellow", "medium": "yellow",
@@ -79,7 +78,7 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
-    """Print a document. If a first screen has too many lines, cut cells of tables, leave out notes, then cut texts."""
+    """Print a document. Shorten a long first screen: cut cells of tables, leave out notes, then cut texts."""
     parts = (part for section in document.sections for part in section.parts)
     notes, sizes = sum(isinstance(part, doc.Note) and part.level == "alarm" for part in parts), [(0, True, 1 << 30)]
     if document.commands and not whole:
@@ -126,7 +125,7 @@ class TerminalWriter:
         return text if cell_len(text) <= length else f"{text[:room].rsplit(' ', 1)[0]}{self.dots}"
 
     def sparkline(self, values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
-        """Draw a positive series on a log scale, averaged to `width` characters. Undefined values are blank."""
+        """Draw a positive series on a log scale. Undefined values are blank."""
         shares = doc.scale_sparkline(values, width)
         if not any(shares):
             return ""
@@ -134,7 +133,7 @@ class TerminalWriter:
         return "".join(" " if share is None else bars[min(int(share * len(bars)), len(bars) - 1)] for share in shares)
 
     def cut(self, text: str, indent: int = 0, least: int = 0) -> str:
-        """Escape a text, shorten its long names, and cut it to `limit` lines, each indented by `indent` characters."""
+        """Shorten long names in a text, and cut the text to `limit` lines."""
         if not self.limit:
             return self.text(text)
         limit = max(self.limit, least)

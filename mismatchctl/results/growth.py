@@ -49,7 +49,7 @@ class OnsetFit:
 
 
 def extra_variance(height: Float64s, error: Float64s) -> float:
-    """Return the variance between neighboring steps that their errors do not explain. One jump has no effect."""
+    """Return the variance between neighboring steps that `error` does not explain. A single jump has no effect."""
     steps = np.diff(height)
     if len(height) < SHORT_SERIES:
         return 0.0
@@ -58,7 +58,7 @@ def extra_variance(height: Float64s, error: Float64s) -> float:
 
 
 def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
-    """Flag steps with a large residual, except the first and last steps and more than five flagged steps in a row."""
+    """Flag up to five steps in a row with a large residual, but not at the start or the end."""
     count = len(residual)
     apart, none = np.abs(residual), np.zeros(count, np.bool_)
     if count < 2 * _WINDOW + 2:
@@ -79,7 +79,7 @@ def running_median(height: Float64s) -> Float64s:
 
 
 def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Fit a jump or a ramp by weighted least squares, without the bad steps. Return the fit and the final bad steps."""
+    """Fit a jump or a ramp by weighted least squares. Return the fit, and the steps that it ignores."""
     fit = _fit_good_steps(where, height, error, ~bad)
     again = _flag_outliers(height - fit.at(where), 0.0)
     if not np.array_equal(again, bad):
@@ -133,7 +133,7 @@ def _scale(squares: float, count: int) -> float:
 
 
 def _list_candidates(count: int) -> NDArray[np.int64]:
-    """Return start and end of all jumps and ramps to try. In a long series, not every step can start a ramp."""
+    """List start and end of all jumps and ramps to try. In a long series, a ramp only starts at some steps."""
     powers = np.arange(0, math.log(count) / math.log(_DURATION_RATIO) + 1)
     durations = np.unique(np.rint(_DURATION_RATIO**powers).astype(np.int64))
     every = np.arange(count - 1)
@@ -191,7 +191,7 @@ def _fit_squares(
 def _fit_levels(
     where: Float64s, height: Float64s, weight: Float64s, start: int, end: int, power: float
 ) -> tuple[float, float, float]:
-    """Return the old level, the size of the change, and the inverse of the variance of this size."""
+    """Return the level before the change, the size of the change, and 1 / variance of this size."""
     total = float(weight.sum())
     change = float(np.sign(height[end:].mean() - height[: start + 1].mean())) or 1.0
     middle = float((height * weight).sum()) / total
@@ -483,7 +483,7 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return the completed part of each change at each position (above 1 after a ramp to the last step)."""
+        """Return the completed part of each ramp at each position. A ramp to the last step can exceed 1."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1
@@ -498,7 +498,6 @@ class Ramps:
 
     @property
     def scale(self) -> float:
-        """Return the variance of the best ramp's residuals divided by the expected variance, but at least 1."""
         return _scale(float(self.squares.min()), len(self.where))
 
     def has_change(self, steps: int) -> bool:

@@ -229,13 +229,12 @@ def headline_finding(findings: Sequence[Finding]) -> Finding | None:
 
 
 def changes_loss_scale(run: RunResult, name: str) -> bool:
-    """Return True if a correction multiplies the loss by a factor outside `LOSS_SCALE_RANGE`."""
     scale = _metric_value(run.overall.corrections[name].get("loss_scale"))
     return scale is not None and not LOSS_SCALE_RANGE[0] <= scale <= LOSS_SCALE_RANGE[1]
 
 
 def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Finding | None:
-    """Return the first cause that can be fixed, if it explains at least `least_share` of K3."""
+    """Return the first cause that can be fixed and explains at least `least_share` of K3."""
     found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in CORRECTABLE_CAUSES)
     return next((one for one in found if one.share_k3 is None or one.share_k3 >= least_share), None)
 
@@ -420,7 +419,6 @@ def findings_status(findings: Sequence[Finding]) -> RunStatus:
 
 
 def _describe_uncertainty(findings: Sequence[Finding]) -> str:
-    """Write that the cause is unknown, or name the first finding as a possible cause."""
     first = findings[0] if findings else None
     if first is None or first.cause in SYMPTOMS:
         return "cause not identified"
@@ -453,7 +451,6 @@ def percent(share: float | None) -> str:
 
 
 def describe_onset(growth: Growth, last_step: Label = None) -> str:
-    """Describe how a series changed and when the change started. Without an onset, return ""."""
     if growth.factor is None or growth.onset is None:
         return ""
     first, last = map(format_label, growth.onset_interval or (growth.onset, growth.onset))
@@ -463,7 +460,7 @@ def describe_onset(growth: Growth, last_step: Label = None) -> str:
 
 
 def _describe_level(summary: RunSummary, *, named: bool) -> str:
-    """Describe a high K3. Without a known cause, also mention a K3 that is only normal for mixtures of experts."""
+    """Describe a high K3. Unless the cause is `named`, also mention a K3 that is normal for mixtures of experts."""
     against = summary.against
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"

@@ -29,7 +29,6 @@ HEADLINE_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens"
 SWEEP_COLUMNS = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
 """Metrics that text output shows for each point of a sweep."""
 MAX_LINES, MAX_WIDTH, MAX_CELL = 24, 100, 44
-"""Maximum number of lines, of characters per line and of characters per cell."""
 
 TableText = tuple[list[str], list[list[str]]]
 """A table as text: its headings, and its rows of cells."""

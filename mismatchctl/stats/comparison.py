@@ -96,9 +96,9 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """Contribution of each cluster to the excess of its sample over the allowed limit.
+    """The amount by which a sample is above its allowed limit, divided among its clusters.
 
-    The sum over `new` is the excess of the new sample. The sum over `old` is about 0, because the baseline defines the
+    The sum over `new` is the amount for the new sample. The sum over `old` is about 0, because the baseline defines the
     limit.
     """
 
@@ -125,7 +125,6 @@ class BaselineComparison:
 
     @property
     def affects_most_tokens(self) -> bool:
-        """Return True if the bulk or the shoulder of K3 exceeds its limit, so that not only a few tokens changed."""
         return any(statistic.exceeds_limit for statistic in self.statistics[:2])
 
 
@@ -157,14 +156,12 @@ def compare_samples(
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
-    """Return True if the comparison uses `K3Layers`, and not only the value of the metric."""
     return metric.metric.key == "k3" and not metric.prefix and not lower
 
 
 def find_layers(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, *, lower: bool
 ) -> tuple[K3Layers, K3Layers] | None:
-    """Return the `K3Layers` of the two samples, if the metric uses them and both Results contain them."""
     if not is_layered(metric, lower=lower):
         return None
     new, old = K3Layers.from_sample(sample), K3Layers.from_sample(baseline)
@@ -197,7 +194,7 @@ def _excess_over_limit(
 
 
 def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the excess of each cluster over the limits. Each bin of the rollout probability has its own limit."""
+    """Use a separate limit in each bin of the rollout probability."""
     found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
         values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))
@@ -220,7 +217,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count the lost tokens (see `LEVEL_SHARES`) of each cluster. Without a cap for lost tokens, return zeros."""
+    """Count per cluster the tokens with a larger K3 than nearly all tokens of the baseline."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -230,7 +227,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the excess of lost tokens per cluster. A small part of the excess of the bulk is added to break ties."""
+    """Add a small part of `bulk` and `others`, which breaks ties between equal counts."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -239,7 +236,7 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return how many clusters need lost tokens before a test at this level can be significant."""
+    """Return the smallest number of clusters with lost tokens that can be significant at this level."""
     places = np.arange(new)
     all_new = np.cumprod((new - places) / (new + old - places))  # probability for 1, 2, ... clusters
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
@@ -277,7 +274,7 @@ def linear_statistic(
 
 
 def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, *, lower: bool = False) -> Float64s:
-    """Return the part of each cluster in the excess of a metric over a fixed limit. The parts add up to the excess."""
+    """Divide the excess of a metric over a fixed limit among the clusters."""
     value, influence, size = compute_influence(sample, metric)
     excess: Float64s = influence + (value - limit) * size / size.sum()
     return -excess if lower else excess
@@ -319,7 +316,7 @@ def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3P
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None, bool]:
-    """Return the relative rise of a mean at equal rollout probability, its interval, and whether it is significant."""
+    """Compare the means at equal rollout probability. Return the rise, its interval, and whether it is significant."""
     expected, spread = np.zeros(len(new_tokens)), np.zeros(len(old))  # K3 expected from the baseline, and its error
     for bins in merge_bins(old_tokens.sum(axis=0)):
         size = float(old_tokens[:, bins].sum())
@@ -343,7 +340,7 @@ def _relative_rise(
 
 
 def _difference_error(exchange: SampleExchange, new: Float64s, old: Float64s) -> tuple[float | None, int]:
-    """Return the standard error of the difference between two sums over clusters, and its degrees of freedom."""
+    """Return the standard error of sum(new) - sum(old), and its degrees of freedom."""
     n, m = len(new), len(old)
     if min(n, m) < 2:
         return None, 0

@@ -24,7 +24,7 @@ _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Draw the weights (0 or 2) of the clusters for replicates `start` to `stop`. A row is one replicate."""
+    """Draw a weight (0 or 2) per cluster. A row is one bootstrap replicate."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -91,7 +91,6 @@ def adjust_fdr(p_values: Sequence[float]) -> list[float]:
 
 
 LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
-"""Minimum and maximum number of relabelings in a permutation test."""
 _PER_LEVEL = 5  # minimum number of relabelings beyond the significance level
 _PERMUTATION_BLOCK = 1 << 20  # labels drawn at once
 _PERMUTATION_SALT = np.uint64(0x7065726D75746564)
@@ -109,7 +108,7 @@ class SampleExchange:
 
     @cached_property
     def pairs(self) -> tuple[Hashes, Ints, Ints]:
-        """Return the clusters that are in both samples, and their row indices in the new and in the old sample."""
+        """Return the clusters that are in both samples, their rows in `new`, and their rows in `old`."""
         found: tuple[Hashes, Ints, Ints] = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
         return found
 
@@ -130,13 +129,13 @@ class SampleExchange:
         return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
 
     def totals(self, new: Float64s, old: Float64s) -> Float64s:
-        """Return the sum of the rows with label "new": in row 0 for the observed labels, then for each relabeling."""
+        """Add up the rows with label "new". Row 0 has the observed labels. Each other row is one relabeling."""
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
 
     def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
-        """Return one-sided p-values of the observed totals. Very small p-values are computed without random draws."""
+        """Return one-sided p-values of the observed totals. Compute very small p-values without random draws."""
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
@@ -236,7 +235,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
 
 
 def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> tuple[float, float, float]:
-    """Maximize the exponent of the approximation by Newton's method. Each intermediate exponent gives a valid bound."""
+    """Maximize the exponent of the bound by Newton's method. Each step gives a valid bound."""
     share = chosen / len(single) if len(single) else 0.5
     logit, unlabelled = math.log(share / (1 - share)), len(single) * math.log1p(-share)
 
@@ -284,6 +283,6 @@ def shares_above(totals: Float64s) -> Float64s:
 
 
 def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> Float64s:
-    """Return the smallest weighted p-value of each relabeling, observed labels first (Westfall and Young 1993)."""
+    """Return the smallest weighted p-value in each row (Westfall and Young 1993)."""
     smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

@@ -28,7 +28,7 @@ DUMP_REMEDY = "pass the dump instead of the Result"
 
 @dataclass(frozen=True)
 class ClusterSample:
-    """Sums per cluster, over a whole run, over one step, or over the sequences with one value of a `--by` column."""
+    """Sums per cluster over a run, over a step, or over the sequences with one value of a `--by` column."""
 
     keys: Hashes  # ascending hashes [N]. A cluster has the same hash in all Results
     names: tuple[str, ...]  # of the columns [K]
@@ -57,7 +57,7 @@ class ClusterSample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def equal_sides(self, other: ClusterSample) -> list[str]:
-        """If two samples have the same responses, return the sides (rollout, train) whose log-probs are equal too."""
+        """Return the sides (rollout, train) with equal log-probs, if the two samples have the same responses."""
         sizes = ("tokens", "sequences", "squared_length")
         if not (np.array_equal(self.keys, other.keys) and all(self._agrees(other, name) for name in sizes)):
             return []
@@ -75,14 +75,12 @@ def build_run_sample(run: RunResult) -> ClusterSample:
 
 
 def build_step_sample(run: RunResult, index: int) -> ClusterSample:
-    """Return the clusters of the step `run.groups.labels[index]`."""
     if not run.clusters.groups:
         raise DataError("the Result lacks the clusters of each step, because there were too many", remedy=DUMP_REMEDY)
     return _build_sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
 def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample:
-    """Return the clusters of the value `run.by[column].labels[index]`."""
     if column not in run.by:
         remedy = f"analyze the dump with {option('by', column)}"
         raise DataError(f"the Result does not contain a breakdown by {column}", remedy=remedy)
@@ -169,7 +167,7 @@ _SLOPE_STEP = 1e-4  # relative change of a cluster's weight, divided by the numb
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """Return a metric, the influence of each cluster (derivative by its weight), and the size of each cluster."""
+    """Return the metric, its derivative by each cluster's weight, and the size of each cluster."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)
@@ -203,7 +201,7 @@ _SCARCE_SHARE = 0.005  # minimum share of tokens in a bin
 
 @dataclass(frozen=True)
 class K3Layers:
-    """K3 of each cluster, by bin of the rollout probability and with several upper limits (caps) per token."""
+    """K3 per cluster and bin of the rollout probability. The K3 of a token is limited to each of several caps."""
 
     k3: Float64s  # sum over all tokens [N]
     tokens: Float64s  # number of tokens by bin [N, B]
@@ -219,28 +217,23 @@ class K3Layers:
 
     @cached_property
     def share_above(self) -> Float64s:
-        """Return the share of tokens above each cap except the last. A token below the next cap counts partly."""
+        """Return the share of tokens above each cap except the last. Tokens between two caps count partly."""
         found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
         return found
 
     def find_cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
-        """Return the index of the lowest cap that is exceeded by at most `share` of the tokens."""
+        """Return the index of the lowest cap that at most `share` of the tokens exceed."""
         first = least - CAP_EXPONENTS[0]
         reached = np.flatnonzero(self.share_above[first:] <= share)
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
 
     def count_above(self, cap: int) -> Float64s:
-        """Return the number of tokens above a cap in each cluster. A token below the next cap counts partly."""
+        """Count the tokens above a cap in each cluster. Tokens between this cap and the next count partly."""
         found: Float64s = np.diff(self.capped[:, :, cap : cap + 2].sum(axis=1), axis=1)[:, 0] / _CAP_STEPS[cap]
         return found
 
     def scale(self, factor: float) -> K3Layers:
-        """Return the layers after the K3 of each token is multiplied by `factor`.
-
-        The new layers need sums at the caps divided by `factor`. Each of these sums is interpolated between the sums at
-        the two nearest stored caps. A cubic interpolation of the logarithms of the total sums gives the weights of
-        these two.
-        """
+        """Multiply the K3 of each token by `factor`. Sums between two stored caps are interpolated."""
         below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
         known = np.concatenate([below, self.capped], axis=2)
         caps, wanted = np.concatenate([[_LOWEST_K3], K3_CAPS]), np.maximum(K3_CAPS / factor, _LOWEST_K3)

@@ -145,7 +145,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
 
 
 def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
-    """Return the start and length of the span with the most very large differences, for each sequence."""
+    """Return start and length [S] of the span with the largest sum of `gross - _SPAN_MIN_DENSITY`."""
     scores = gross - _SPAN_MIN_DENSITY
     after = np.cumsum(scores)
     before = after - scores
@@ -181,7 +181,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """Split each sequence so that the means of its two parts differ most. Return place, t statistic, difference."""
+    """Split each sequence so that the means of its parts differ most. Return place, t statistic, difference."""
     floor = max(0.3 * float(values.var()), 0.03)
     n = case.each(case.counts.astype(np.float64))
     running = np.append(0.0, np.cumsum(values))
@@ -209,7 +209,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Find the k with which rollout[i + k] fits train[i] best in each sequence. Return k and the misfit (1: no fit)."""
+    """Find the k with which rollout[i + k] fits train[i] best. Return k and the misfit [S] (1: no fit)."""
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths
@@ -451,7 +451,7 @@ def _mark_placeholders(rows: Rows, kind: str, side: str) -> Bools:
 
 
 def _mark_runs(marks: Bools, segments: Segments) -> Bools:
-    """Keep only the marks in long stretches of adjacent marked tokens, as in padding."""
+    """Keep only long stretches of marked tokens, as in padding."""
     at = np.flatnonzero(marks)
     row = np.searchsorted(segments.offsets, at, side="right")
     run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
@@ -512,7 +512,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
 
 
 def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
-    """Find placeholders, which are far from the other side's log-probs. Return their tokens by (side, number)."""
+    """Find placeholder values. Return the tokens [T] with each (side, value)."""
     found = {}
     if "low_precision_logging" not in case.explained:  # rounded values all look like placeholders
         # A placeholder: at least 6 and 40% of the far tokens have it, and 90% of the tokens that have it are far.
@@ -661,7 +661,7 @@ def _correlation(case: Case, chosen: Bools) -> float:
 
 
 def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if the breaks are in the longest rows, all at the same distance from the end."""
+    """Return True if the longest rows break, all at the same distance from their ends."""
     longest = case.counts == case.counts.max()
     left = (case.counts - split)[found]
     _, counts = np.unique(left, return_counts=True)

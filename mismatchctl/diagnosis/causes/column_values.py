@@ -51,7 +51,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str, name: str, meaning: str) -> Detection:
-    """Report that one side has wrong values in the `found` sequences. `left` is the case with corrected values."""
+    """Report wrong values of one side in the `found` sequences. `left` is the case with corrected values."""
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Find the sign or log base with which the two sides agree in most sequences. Return the sequences and the fix."""
+    """Find the sign or log base with which the two sides agree in most sequences."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)
@@ -212,7 +212,7 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return rollout / train if it is equal for all tokens. Return `None` if it is 1 or comes from another log base."""
+    """Return rollout / train if it is the same for all tokens, unless it is 1 or comes from another log base."""
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
     def quotients(chosen: Bools) -> Float64s:

@@ -112,7 +112,7 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
 
 
 def _run_of_padding(case: Case, *, last: bool) -> tuple[Bools, float, float] | None:
-    """Find padding at the end or start of rows. Return its tokens [T], and its rollout and its train log-prob."""
+    """Find padding at the end or start of rows. Return its tokens [T], rollout log-prob and train log-prob."""
     if len(case.x) < _FEWEST:
         return None
     used = np.flatnonzero(case.counts > 0)
@@ -155,7 +155,7 @@ def _run_of_padding(case: Case, *, last: bool) -> tuple[Bools, float, float] | N
 
 @cached_on_case
 def find_positive_kind(case: Case) -> str:
-    """Return the content of two columns with values above 0: "negated", "probabilities", "densities" or ""."""
+    """Name the content of columns with values above 0: "negated", "probabilities", "densities" or ""."""
     sides = case.r, case.t
     if len(case.x) < _FEWEST or min(np.std(values) for values in sides) == 0:
         return ""
@@ -262,7 +262,10 @@ def detect_packed_columns(case: Case) -> Detection | None:
 
 
 def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
-    """Find rows with masked tokens between valid tokens. Also return token indices that do not count the gaps."""
+    """Find rows with masked tokens between valid tokens.
+
+    Also return the indices [T] of the tokens without gaps, from the first valid token and from the start of the row.
+    """
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():
         return None
@@ -294,8 +297,8 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
     rest = case.without(~other[case.sequence])
     if rest.noise > BFLOAT16_NOISE or float((rest.x == 0).mean()) > 0.5:
         return None
-    pure, groups = _by_micro_batch(case, same, long)
-    z = _clumping(case, same, long)
+    pure, groups = _micro_batch_majority(case, same, long)
+    z = _clumping_z(case, same, long)
     recorded = pure is not None and pure >= 0.95 and groups >= 3
     if not recorded and z > _BATCH_Z:
         return None
@@ -324,8 +327,8 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
     )
 
 
-def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
-    """Return the mean share of the more common kind of row (identical or not) per micro-batch, and the batch count."""
+def _micro_batch_majority(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
+    """Return the mean share of the majority per micro-batch (identical or other rows), and the number of batches."""
     if case.rows.columns.get("micro_batch") is None:
         return None, 0
     keys = list(zip(case.column("step")[long].tolist(), case.column("micro_batch")[long].tolist(), strict=True))
@@ -339,8 +342,8 @@ def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None,
     return float(majority), int(several.sum())
 
 
-def _clumping(case: Case, same: Bools, long: Bools) -> float:
-    """Return a Wald-Wolfowitz z-score, which is below 0 if identical rows are often neighbors in the dump."""
+def _clumping_z(case: Case, same: Bools, long: Bools) -> float:
+    """Return a Wald-Wolfowitz z-score. It is negative if identical rows are often neighbors in the dump."""
     rows = np.flatnonzero(long)
     order = rows[np.lexsort((case.rows.rows[rows], case.rows.file[rows]))]
     flags = same[order]

@@ -15,7 +15,7 @@ from mismatchctl.diagnosis.detection import Detection, make_fact, percent
 from mismatchctl.results.model import Confidence
 
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
-"""Share of K3 in the tail: below the first for dense models, from the second to the third for mixtures of experts."""
+"""Share of K3 in the tail: below 0.3 in dense models, and 0.7 to 0.95 in mixtures of experts."""
 _CACHE_LIKE = (8.0, 35.0)
 """Kurtosis of the noise of fp8 caches (3 to 22). Dense models have up to 8, mixtures of experts 42 and more."""
 MIN_STRUCTURE_TOKENS = 3000
@@ -24,7 +24,7 @@ MIN_STRUCTURE_TOKENS = 3000
 
 @cached_on_case
 def tail_shares(case: Case) -> tuple[float, float]:
-    """Return the share of K3 and of tokens in the tail (tokens that differ by more than 12 times the noise)."""
+    """Return the tail's share of K3 and of tokens. Tail tokens differ by more than 12 times the noise."""
     far = np.abs(case.scaled) > 12.0 * max(case.noise, 0.012)
     whole = float(case.k3.sum())
     return (float(case.k3[far].sum()) / whole if whole > 0 else 0.0), float(far.mean()) if len(far) else 0.0
@@ -44,7 +44,6 @@ def may_be_larger(case: Case) -> bool:
 
 
 def is_near_bound(case: Case) -> bool:
-    """Return True if the noise is above the maximum for bfloat16, but by less than 25%."""
     return BFLOAT16_NOISE <= case.noise < 1.25 * BFLOAT16_NOISE
 
 
@@ -190,7 +189,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
 
 
 def _loudness_growth(case: Case) -> tuple[float, float]:
-    """Return by how much log(noise) rises from the middle third to the last third of responses, and a z-score."""
+    """Compare the last third of responses with the middle third. Return the rise of log(noise) and a z-score."""
     long = case.counts >= _CACHE_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
@@ -251,7 +250,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
 
 
 def experts_per_layer(experts: np.ndarray) -> int:
-    """Return the largest number of experts per layer with which no layer chooses the same expert twice."""
+    """Return the largest number of experts per layer with which no layer repeats an expert."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, 8 + 1):
@@ -510,7 +509,7 @@ def _match_tokens(case: Case) -> Detection | None:
     sure = share > 0.3 and sequences > 1 and not case.reshaped and not flips
     more = bool(case.explained) and share * float(case.k3.sum()) < 0.9 * case.whole_k3  # a known cause?
     sure &= count < 0.05 * len(case.x) or case.size >= _SURE_ROWS // 2  # else perhaps a cause of a few rows only
-    seats = _find_seats(case, chosen)
+    seats = _describe_places(case, chosen)
     seated = "positions" in seats and count >= 5  # one long row has many tokens of one worker and step
     far = [int((np.abs(case.standard) > limit).sum()) for limit in (5.0, _GROSS_NOISE_FACTOR)]
     tail = may_be_larger(case) and far[0] >= 1.5 * far[1] and not seated  # as with other experts
@@ -539,8 +538,7 @@ def _match_tokens(case: Case) -> Detection | None:
     )
 
 
-def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
-    """Describe where most of the chosen tokens are: at the start or the end of rows, at one worker or in one step."""
+def _describe_places(case: Case, chosen: Bools) -> dict[str, str]:
     found = {}
     total = int(chosen.sum())
     left = case.each(case.counts) - case.place
@@ -584,7 +582,6 @@ def _match_rows(case: Case) -> Detection | None:
 
 
 def _match_everywhere(case: Case) -> Detection | None:
-    """Find noise that is too large for rounding errors, or rollout log-probs that are not those of the sampler."""
     if is_plain_noise(case):
         return None
     (share, _), ratio = tail_shares(case), case.calibration

@@ -161,7 +161,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean |difference| of the first 32 tokens between rollout row i and trainer row j, for all i and j."""
+    """Return the mean |rollout[i] - train[j]| over the first 32 tokens, for all pairs of rows [i, j]."""
     place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
@@ -223,7 +223,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
             continue
         before, after = (case.part_means(case.loudness, part)[rows] for part in near)
         jump = after - before
-        z = max(normal_z(compute_t(jump), len(rows) - 1), _outlying(jump))
+        z = max(normal_z(compute_t(jump), len(rows) - 1), _outlier_z(jump))
         if best is None or z > best[1] + 1:  # of equally clear boundaries, keep the first
             best = jump, z, boundary, rows
     if best is None or best[1] < 5.0:
@@ -240,7 +240,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     parts = [case.loudness[used & part] for part in (early, late)]
     if mean < 0.35 or min(len(part) for part in parts) < _TOKENS:
         return None
-    drift = _drift(case, turn, used & concerned[case.where])
+    drift = _rise_within_turns(case, turn, used & concerned[case.where])
     stays = float(parts[1].mean() - parts[0].mean())
     if drift > 0.5 * mean or stays < 0.4 * mean:
         return None  # the difference also rises within turns, or falls again
@@ -279,16 +279,15 @@ def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
     return near
 
 
-def _outlying(jump: Float64s) -> float:
-    """Return an approximate z-score that is high if a few rows have a much larger jump than the other rows."""
+def _outlier_z(jump: Float64s) -> float:
+    """Return an approximate z-score. It is high if a few rows have a much larger jump than the other rows."""
     scatter = 1.4826 * float(np.median(np.abs(jump - np.median(jump))))
     limit = max(_LARGE, 5.0 * scatter)
     up, down = int((jump > limit).sum()), int((jump < -limit).sum())
     return 3.0 * math.sqrt(up - down) if up >= 3 and down <= 0.2 * up else 0.0
 
 
-def _drift(case: Case, turn: Ints, used: Bools) -> float:
-    """Return by how much log(noise) rises from the first to the second half of a turn."""
+def _rise_within_turns(case: Case, turn: Ints, used: Bools) -> float:
     key = case.where * (int(turn.max()) + 1) + turn
     number = np.bincount(key, used)
     place = np.cumsum(used)
@@ -306,7 +305,7 @@ def _drift(case: Case, turn: Ints, used: Bools) -> float:
 
 
 def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Regress log(noise) on log2(1 + place) within sequences. Return slope, z-score, and (early, late) means."""
+    """Regress log(noise) on log2(1 + place) within rows. Return slope, z-score, and means (early, late)."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
@@ -406,7 +405,7 @@ _POSITION_MIN_SPREAD = 3.0
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Compare late with early tokens. Return late / early mismatch, a z-score, and (early, late) mismatch."""
+    """Compare late with early tokens. Return late / early mismatch, a z-score, and mismatch (early, late)."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < 4), share >= 0.75))

@@ -163,11 +163,11 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
 
 
 def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
-    """Estimate which truncation the sampler used, and its parameter. Return a description and the evidence.
+    """Estimate which truncation the sampler used. Return a description and the evidence.
 
     `certain` contains the trainer's log-probs of tokens that were the sampler's only choice. With a truncation, the
-    importance ratio of a token is the probability mass that the sampler kept. Top-p keeps a mass of at least p, and it
-    would be less than p without the least likely kept token. Top-k keeps k tokens at every position.
+    importance ratio is the probability mass that the sampler kept. Top-p keeps the smallest possible mass of at least
+    p. Top-k keeps k tokens at every position.
     """
     mass, p = np.exp(np.minimum(case.x, 0.0)), np.exp(np.minimum(case.t, 0.0))
     ends = float(np.quantile(mass - p, 1 - _TRUNCATED_QUANTILE)), float(np.quantile(mass, _TRUNCATED_QUANTILE))
@@ -233,8 +233,8 @@ def _describe_tempered_setting(
 def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
     """Return top-p and its interval, if the kept mass is the same at all positions with an unlikely sampled token.
 
-    With top-p, the kept mass exceeds p by less than the probability of the sampled token. With top-k or min-p, the kept
-    mass is larger where the sampled token is likelier.
+    With top-p, the kept mass is slightly above p there. With top-k or min-p, it grows with the probability of the
+    token.
     """
     small = np.flatnonzero(case.t < math.log(_UNLIKELY_P))
     if len(small) < _KEPT_MIN_PLACES * 3:
@@ -254,10 +254,10 @@ def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 
 def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
-    """Estimate how many tokens the sampler keeps, and whether the number depends on the removed mass (a z-score).
+    """Return the number of kept tokens (low, estimate, high), and the z-score of its change with the removed mass.
 
-    The number of kept tokens is the mean of 1 / q, where q is the sampler's probability of the sampled token. The
-    weight of a position is the square of its removed mass, because small removed masses are mostly noise.
+    The number is the mean of 1 / q, where q is the sampler's probability of the sampled token. Small removed masses are
+    mostly noise, so the weight of a position is the square of its removed mass.
     """
     length = _estimate_mean_kept(case, np.maximum(cut - 0.1, 0.0) ** 2)
     weights = np.where(cut > 0.03, cut, 0.0) ** 2
@@ -275,7 +275,7 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
 
 
 def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
-    """Return the weighted mean of 1 / rollout probability, its standard error, and half of its 95% interval."""
+    """Return the weighted mean of 1 / rollout probability, its standard error, and half of its interval."""
     chosen = weights > 0
     clusters = len(np.unique(case.clusters[case.where[chosen]]))
     if chosen.sum() < _KEPT_MIN_PLACES or clusters < 2:
@@ -289,10 +289,10 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
 
 
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
-    """Estimate log p of top-p, and its interval, from tokens that were the sampler's only choice.
+    """Return log(top-p) as (low, estimate, high), from tokens that were the sampler's only choice.
 
-    The trainer's probability of such a token is at least p, so the smallest of their log-probs (`certain`) is close to
-    log p. The interval assumes that these log-probs are evenly distributed just above log p.
+    The trainer's probability of such a token is at least top-p. The smallest of their log-probs (`certain`) is thus
+    close to log(top-p). The interval assumes that they are evenly distributed just above it.
     """
     ordered = np.sort(certain)
     count = max(1, min(max(len(ordered) // 20, 6), len(ordered) - 1))
@@ -329,7 +329,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
 
 
 def _compare_entropy(case: Case) -> Detection | None:
-    """Compare the mean of -log p with the mean recorded entropy, which equals it if p is the sampler's probability."""
+    """Compare the mean of -log p with the mean recorded entropy. They are equal if p is the sampler's probability."""
     entropy = case.token_column("entropy")
     filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounded columns still agree
     if entropy is None or case.reshaped or filled or case.noise > 0.1:
@@ -497,7 +497,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
-    """Compare `size` of repeated and new tokens of similar probability and position. Return difference and z-score."""
+    """Compare repeated with new tokens of similar probability and position. Return difference and z-score."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, 8), (case.place, 4)):
         bins = bins * parts + quantile_bins(values, parts)

@@ -175,7 +175,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
         return None
     start = case.doubtful & (case.place < _PREFIX_START)
     rest = case.doubtful & ~start
-    early, late = _between_prompts(case, start), _between_prompts(case, rest)
+    early, late = _variance_between_prompts(case, start), _variance_between_prompts(case, rest)
     if early is None or late is None:
         return None
     excess, z, levels = early
@@ -214,8 +214,8 @@ def detect_stale_prefix(case: Case) -> Detection | None:
     )
 
 
-def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
-    """Return how much more the log mismatch varies between prompts than by chance, a z-score, and prompt means."""
+def _variance_between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
+    """Return the variance between prompts minus chance, its z-score, and the mean log mismatch per prompt."""
     number = case.sums(part)
     told = number >= 3
     counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
@@ -228,7 +228,7 @@ def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray]
     ranks = np.argsort(np.argsort(level, kind="stable")).astype(np.float64)
 
     def split(values: Float64s) -> tuple[float, float, Float64s]:
-        """Return the variance of the prompt means, the variance that chance would cause, and the means."""
+        """Return the variance of the prompt means, the variance by chance, and the means."""
         means = np.bincount(case.clusters[mine], values, len(counts)) / np.maximum(counts, 1)
         left = values - means[case.clusters[mine]]
         return float(means[many].var(ddof=1)), float(left @ left) / freedom * float((1 / counts[many]).mean()), means
@@ -371,7 +371,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     means = np.array([level[train == value].mean() for value in ages])
     half = len(ages) // 2
     factor, early = (float(np.exp(part.mean() - means[0])) for part in (means[-2:], means[half - 1 : half + 1]))
-    rise, rise_z, own_z = _slopes(level, np.log1p(age), lag)
+    rise, rise_z, own_z = _regress_on_age_and_lag(level, np.log1p(age), lag)
     pairs = [np.sign(later - means[i]) for i in range(len(means)) for later in means[i + 1 :]]
     steady = float(np.mean(pairs))  # Kendall's tau: 1 if the mean rises with each version
     first, then = level[train == ages[0]], level[(train == ages[1]) | (train == ages[2])]
@@ -406,8 +406,8 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     )
 
 
-def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
-    """Regress the log mismatch on age and lag together. Return the slope of age, and the z-scores of age and lag."""
+def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
+    """Regress the log mismatch on age and lag. Return slope of age, z-score of age, and z-score of lag."""
     terms = [np.ones(len(level)), age]
     if np.ptp(lag) > 0:
         terms.append(lag)
@@ -441,7 +441,6 @@ class Levels:
 
     @classmethod
     def of(cls, cells: Mapping[StepKey, Float64s]) -> Levels:
-        """Regress the log mismatch on sequence length and uncertainty within groups, and remove these effects."""
         table, groups = np.array([*cells.values()]), np.arange(len(cells))
         counts, sums = table[:, 0, 0], table[:, 0, 1:]
         if counts.sum() - len(cells) < max(_MIN_FREEDOM, 0.5 * len(cells)):
@@ -473,7 +472,7 @@ def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Log mismatch for one value of a column (such as a worker) minus that of other values in the same steps."""
+    """Log mismatch for one value of a column, such as a worker, minus that of other values in the same steps."""
 
     value: GroupValue
     difference: float
@@ -487,14 +486,14 @@ def correct_for_tests(z: float, tests: int) -> float:
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Return the sums of a column by (step, value), without the values that earlier tests explain."""
+    """Leave out the values of the column for which an earlier test found a cause."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
 
 
 def _sum_sample(case: Case, reshaped: bool) -> AllCells:
-    """Sum the log mismatch of the sample. If `reshaped`, first remove the effect of a temperature or truncation."""
+    """Sum the log mismatch. If `reshaped`, first remove the effect of a temperature or truncation."""
     rollout = case.rollout
     if reshaped:
         rollout, bins = rollout.copy(), quantile_bins(case.t, 32)
@@ -527,7 +526,7 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
 
 
 def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, float]:
-    """Return step numbers, mean log mismatch, standard errors and row counts of these steps, and degrees of freedom."""
+    """Return steps, mean log mismatch, standard errors, row counts and degrees of freedom."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = {key: sums for key, sums in select_cells(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:

@@ -86,7 +86,7 @@ def _signed_ticks(low: float, high: float, bend: float) -> list[float]:
 
 
 def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
-    """Return the largest |x| of the linear part of the axis: the power of ten below the median of |x|."""
+    """Return the power of ten below the median of |x|. The axis is linear up to this value."""
     size = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     order = np.argsort(size, kind="stable")
     median = float(size[order][np.searchsorted(np.cumsum(tokens[order]), tokens.sum() / 2)])
@@ -95,7 +95,7 @@ def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
 
 
 def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
-    """Merge neighboring bins, so that at most `_MAX_CELLS` bins are left."""
+    """Merge neighboring bins, so that at most `_MAX_CELLS` are left."""
     size = np.abs(edges) / bend
     place = np.sign(edges) * np.where(size < 1, size, 1 + np.log10(np.maximum(size, 1)))
     cell = np.floor((place - place[0]) / (place[-1] - place[0]) * _MAX_CELLS)

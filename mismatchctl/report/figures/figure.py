@@ -94,7 +94,7 @@ class Figure:
         return escape_terminal(f"{self.title}: {axes}{f' for {names}' if names else ''}.")
 
     def table(self) -> tuple[list[str], list[list[Cell]]]:
-        """Return the figure's numbers as column heads and rows, with a row per point. Empty columns are left out."""
+        """Return column heads, and a row per point. Leave out empty columns."""
         ticks = dict(self.x.ticks) if self.x.named else {}
         unlike = bool(self.x.ticks) and self.x.scale == "linear" and not self.x.named  # places differ from the values
         heads = ["series", "name", self.x.label or "x", self.y.label or "y", "from", "to", "value"]
@@ -130,7 +130,7 @@ def _csv_cell(cell: Cell) -> int | str:
 
 
 def _thin_line(mark: Marks) -> Marks:
-    """Thin a long line: keep its two ends, and the smallest and largest value of each of many equal parts."""
+    """Keep the two ends of a long line, and the smallest and largest value of many equal parts."""
     if mark.kind != "line" or len(mark.y) <= MAX_SCREEN_POINTS:
         return mark
     values = np.array([math.nan if y is None else y for y in mark.y], np.float64)
@@ -145,7 +145,7 @@ def _thin_line(mark: Marks) -> Marks:
 
 
 def page_data(figures: Sequence[Figure]) -> dict[str, Any]:
-    """Return figures as data for the script of a page. Default values are omitted, equal columns are stored once."""
+    """Return figures as data for the script of a page. Omit default values, and store equal columns once."""
     columns: dict[tuple[Cell, ...], int] = {}
     captions: dict[str, int] = {}
     digits = _FEW_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
@@ -194,7 +194,7 @@ def interval_of(
 
 
 def change_axis(label: str, series: Mapping[str, Mapping[str, Interval]]) -> Axis:
-    """Return an axis for relative changes: in percent, or in factors if a change is larger than a factor of 5."""
+    """Use percent, or factors if a change is larger than a factor of 5."""
     ends = [end for values in series.values() for ends in values.values() for end in ends if end is not None]
     low, high = cap_sum(min([*ends, 0.0])), cap_sum(max([*ends, 0.0]))
     if max(-low, high) <= 4:
@@ -231,7 +231,6 @@ def line_marks(
     series: Mapping[str, Series], key: str, name: str, steps: StepAxis, color: int = 0, *, log: bool = False,
     band: bool = True, run: int | None = None,
 ) -> Marks | None:  # fmt: skip
-    """Return a metric over the steps as a line, if any step has a value."""
     if (found := series.get(key)) is None:
         return None
     se, ends = (found.se, found.interval) if band else (None, None)

@@ -191,7 +191,7 @@ def figures_of_page(document: Document) -> dict[str, Figure]:
 
 
 def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield the name and content of each file: a picture and a CSV file per figure, and a file with all captions."""
+    """Yield the name and content of each file: per figure a picture and a CSV file, then all captions."""
     for stem, figure in figures.items():
         yield f"{stem}.{kind}", lambda figure=figure: figure_content(figure, kind)  # type: ignore[misc]
         yield f"{stem}.csv", lambda figure=figure: figure.csv().encode()  # type: ignore[misc]

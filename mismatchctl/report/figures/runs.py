@@ -158,7 +158,7 @@ _Point = tuple[float, float, str]
 
 
 def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence[_Point] = ()) -> Figure | None:
-    """Draw each correction at its rejected share and its remaining K3, unless all corrections reject 0 tokens."""
+    """Draw the remaining K3 of each correction against its rejected share, unless all reject 0 tokens."""
     alone, crowded = len(runs) == 1, False
     marks = [_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED)] if front else []
     for place, (run, result) in enumerate(runs.items()):
@@ -232,7 +232,7 @@ def selection_figure(
 
 
 def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Return the figures of each section. `brief` leaves out some figures. The figures' names start with `prefix`."""
+    """Return the figures of each section. `prefix` starts their names. `brief` leaves out some figures."""
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:

@@ -41,13 +41,13 @@ class StudyRun:
 
     @cached_property
     def usual(self) -> int | None:
-        """Return the point with the same thresholds as the study's own correction, if there is such a point."""
+        """Return the point with the thresholds of the study's own correction, if there is one."""
         every = range(len(self.study.points))
         return next((point for point in every if self.study.correction_at(point) == self.study.correction), None)
 
     @property
     def start(self) -> int:
-        """Return the point where curves and the explorer start: the usual point, or a point with little rejection."""
+        """Return the point where the explorer starts: the usual point, or a point with little rejection."""
         lost = [abs((row["rejected_tokens"] or 0.0) - START_REJECTION) for row in self.rows]
         return lost.index(min(lost)) if self.usual is None else self.usual
 
@@ -69,7 +69,6 @@ def find_rule(correction: Correction, path: str) -> Weight | Gate | None:
 
 
 def axis_label(correction: Correction, path: str) -> str:
-    """Return the label of an axis, for example "bound x of the geometric mean"."""
     rule = find_rule(correction, path)
     return path if rule is None else f"bound x of the {rule_name(rule)}"
 
@@ -120,7 +119,7 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
 
 
 def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[str]]:
-    """Return a mapping from each threshold to the names of the presets that use it in a rule of the same kind."""
+    """Map each threshold to the presets that use it in a rule of the same kind."""
     rule, found = find_rule(own.study.correction, axis.path), dict[float, list[str]]()
     field, *end = axis.path.split(".")[2 if axis.path.startswith("gates") else 1 :]
     for name, preset in load_presets().items() if rule else ():
@@ -156,7 +155,7 @@ def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
 
 
 def front_figure(own: StudyRun) -> Figure | None:
-    """Draw the Pareto front, with the rejected share on the x-axis and the remaining K3 or the ESS on the y-axis."""
+    """Draw the Pareto front: remaining K3 or ESS against the rejected share."""
     study, rejected, k3 = own.study, own.floats("rejected_tokens"), own.floats("k3_kept")
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
     x, across = Axis("tokens rejected", percent=True), rejected

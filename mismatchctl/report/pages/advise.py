@@ -18,7 +18,7 @@ _GROWTH = "K3 grew {:.3g}x within this dump. Run advise again on the last steps"
 
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
-    """Build the terminal output: the advice, the configuration to paste, and the runner-up. `full` adds the reasons."""
+    """Build the terminal output. `full` adds the reasons."""
     judged = _judge(found)
     advice = found[by_severity(judged)[0]]
     parts = runs_table(judged, "advice") if len(found) > 1 else _screen_parts(advice)

@@ -354,7 +354,7 @@ class _PageBuilder:
         )  # fmt: skip
 
     def _severity(self, shown: Mapping[str, RunResult]) -> str:
-        """Describe each run's loss of ESS if token weights are truncated at 2, with the terms of `advise`."""
+        """Describe the loss of ESS per run, if token weights are truncated at 2."""
         default = (one.name for one in self.result.corrections if one.weight == Weight(truncate=2.0) and not one.gates)
         name, classes = next(default, ""), []
         for run, found in shown.items():

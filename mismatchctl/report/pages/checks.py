@@ -18,7 +18,7 @@ _LEVEL_NOUNS = {"error": "error", "warning": "warning", "unknown": "unknown valu
 
 
 def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole: bool = True) -> Document:
-    """Build the page of checked files, with a card per group of similar files. Without `whole`, the page is short."""
+    """Build the page of checked files, with a card per group of similar files."""
     kinds: dict[object, list[FileCheck]] = {}
     for check in checks:
         columns = (check.recognized, tuple(check.partition), check.absent, tuple(check.ignored.items()), check.unknown)

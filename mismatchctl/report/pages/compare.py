@@ -23,7 +23,7 @@ MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 11
 
 
 def compare_screen(comparison: api.Comparison, page: doc.Document | None = None) -> doc.Document:
-    """Build the terminal output of a comparison. If `page` is given, show the details of the page."""
+    """Build the terminal output. If `page` is given, show its details."""
     worst = min(comparison.contrasts, key=_severity)
     screen = doc.Document(_headline(comparison), page.sections if page is not None else [])
     if page is None:
@@ -275,7 +275,7 @@ def changes_figure(comparison: api.Comparison, name: str) -> Figure | None:
 
 
 def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure | None:
-    """Draw each part's contribution to a change of K3: total, level (its own K3) and mix (its share of tokens)."""
+    """Draw each part's contribution to a change of K3: total, own K3 (level), and share of tokens (mix)."""
     parts = {api.format_part(decomposition, part): part for part in decomposition.parts[:MAX_DRAWN]}
     if not any(part.total for part in parts.values()):
         return None

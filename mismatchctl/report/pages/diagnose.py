@@ -24,7 +24,7 @@ _Row = tuple[str, str]
 def diagnose_screen(
     found: Diagnosis, paths: Sequence[str], page: doc.Document | None = None, notes: Sequence[str] = ()
 ) -> doc.Document:
-    """Build the terminal output of a diagnosis. If `page` is given, show the details of the page."""
+    """Build the terminal output. If `page` is given, show its details."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     screen = doc.Document(_headline(judged))
     if page is None:

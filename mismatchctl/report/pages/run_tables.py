@@ -112,7 +112,7 @@ def metric_table(
     caption: str, scope: str, keys: Iterable[str], columns: Mapping[str, Mapping[str, model.Value]],
     *, errors: bool = True,
 ) -> doc.Table:  # fmt: skip
-    """Return a table with a row per metric and a column per run or correction. A single run also has intervals."""
+    """Return a row per metric, and a column per run or correction. A single run also has intervals."""
     has_intervals = (scope, len(columns)) == ("m", 1)
     absent = model.NOT_RECORDED if scope == "m" else model.Value(value=None, status="not a metric of this correction")
 
@@ -148,7 +148,7 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table | None:
 
 
 def describe_log(run: model.RunResult, most: int | None = None) -> Iterator[str]:
-    """Describe how well the dump agrees with the run's log. Each list has at most `most` names."""
+    """Describe how well the dump agrees with the run's log. Name at most `most` metrics per list."""
     for found in [*run.against.values(), *([run.against_metrics] if run.against_metrics else [])]:
         wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
         verb = "agrees" if len(found.names) == 1 else "agree"
@@ -190,7 +190,6 @@ def _agreement_table(title: str, names: Mapping[str, model.Agreement]) -> doc.Ta
 
 
 def comparison_of_corrections(result: model.Result) -> doc.Table:
-    """Return a table of runs and corrections: effect, rejected data, K3, cost, and rejection in a new batch."""
     runs, several = result.runs, len(result.runs) > 1
     labels = {correction.name: correction_label(correction) for correction in result.corrections}
     Row = tuple[int, str, str, Mapping[str, model.Value]]
@@ -235,7 +234,6 @@ def provenance_section(
     version: str, inputs: Sequence[model.InputFile], left_out: Sequence[model.SkippedData],
     corrections: Sequence[Correction],
 ) -> doc.Section:  # fmt: skip
-    """Build the last section of a page: skipped data, files, and corrections as YAML."""
     section = doc.Section("Data", "provenance", reach=doc.PAGE_ONLY, folded=True)
     section.note = f"{len(inputs)} files, mismatchctl {version}, configurations"
     section.add(_left_out_table(left_out) or doc.Note("All rows and files were used.", reach=doc.PAGE_ONLY))

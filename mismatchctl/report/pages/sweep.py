@@ -33,7 +33,7 @@ FOLD_ROWS = 16
 
 
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
-    """Build the terminal output of a sweep without targets. If `page` is given, show the details of the page."""
+    """Build the terminal output without targets. If `page` is given, show its details."""
     screen = doc.Document(doc.Headline(_title(sweep)))
     if page is not None:
         screen.sections = [part for part in page.sections if part.anchor != "sweep-answer"]
@@ -129,7 +129,7 @@ def _runs_table(sweep: api.Sweep) -> doc.Table:
 
 
 def target_screen(sweep: api.Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> doc.Document:
-    """Build the terminal output of a sweep with targets: the best rules (or one per run) and lines to paste."""
+    """Build the terminal output with targets: the best rules, and lines to paste."""
     price = dict(zip(map(id, sweep.targets), prices, strict=True))
     wishes = api.group_by_target(sweep.targets)
     first, alone = next(iter(wishes)), len(sweep.runs) == 1
@@ -177,7 +177,7 @@ def _usual_note(sweep: api.Sweep) -> doc.Note | None:
 
 
 def _paste_lines(ranked: Sequence[Correction]) -> doc.Code | None:
-    """Return the configuration, with rounded bounds, of the best correction that the first registered framework has."""
+    """Write the configuration of the first correction that the first framework has, with rounded bounds."""
 
     def rounded(match: re.Match[str]) -> str:
         value = float(match[0])  # a ratio near 1 is rounded in its distance from 1
@@ -321,7 +321,7 @@ def _point_texts(own: StudyRun) -> list[list[str]]:
 
 
 def _config_data(study: Study) -> dict[str, Any]:
-    """Return each point's configuration in each syntax. Each line is an index into a list of distinct lines."""
+    """Return the configuration of each point in each syntax. A line is an index into the distinct lines."""
     lines: dict[str, int] = {}
     loaded = (adapter.load("") for adapter in load_adapters())
     frameworks = [framework for framework in loaded if framework.native(study.correction_at(0))[0]]

@@ -34,7 +34,7 @@ def _format_line(run: str, step: str, cells: Iterable[str]) -> str:
 
 
 def format_new_steps(look: Snapshot, *, first: bool = False) -> Iterator[str]:
-    """Yield a line for each new step and each step with more data. Mark a step if K3 starts to grow there."""
+    """Yield a line per step with new data. Mark the steps where K3 starts to grow."""
     several, jumps = len(look.result.runs) > 1, _find_jumps(look)
     last = look.steps[-(MAX_FIRST_STEPS // (1 + several)) :] if first else look.steps
     shown = [key for key in look.steps if key in jumps or key in last]
