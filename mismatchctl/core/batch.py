@@ -32,7 +32,6 @@ Extent = tuple[float, float]
 
 
 def compute_extent(values: Floats) -> Extent:
-    """Return the minimum and the maximum, or (NaN, NaN) if the array is empty."""
     return (float(np.min(values)), float(np.max(values))) if len(values) else (math.nan, math.nan)
 
 
@@ -69,13 +68,13 @@ class Segments:
         return Segments.from_lengths(self.lengths[chosen])
 
     def token_indices(self, chosen: Bools | Ints) -> Ints:
-        """Return the indices of all tokens in the `chosen` segments, which are given as flags or as segment indices."""
+        """Return the indices of the tokens in the `chosen` segments (flags or segment indices)."""
         starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
         ends = np.cumsum(lengths)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
     def token_selector(self, chosen: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return a function that takes per-token values and returns the values in the `chosen` segments."""
+        """Return a function that picks the values in the `chosen` segments from per-token values."""
         starts, stops = self.offsets[:-1][chosen], self.offsets[1:][chosen]
         if (stops - starts).sum() <= _LONG_SEGMENT * len(chosen):
             tokens = self.token_indices(chosen)
@@ -84,7 +83,7 @@ class Segments:
         return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
 
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of adjacent segments with at most `tokens` tokens in total, or of one longer segment."""
+        """Yield (start, stop) of neighboring segments with at most `tokens` tokens, or of one longer segment."""
         start = 0
         while start < len(self):
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1
@@ -126,7 +125,7 @@ class Segments:
         return self.sum(values) / np.maximum(self.lengths, 1)
 
     def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return per-token values unchanged. A subclass copies them to its device."""
+        """Return per-token values unchanged. A subclass copies them to a GPU."""
         return values
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -183,7 +182,7 @@ class TokenBatch:
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Map "reward", "advantage" and "length" to (1 if known else 0, value or 0) for each sequence."""
+        """Return "reward", "advantage" and "length", each as two arrays: 1 if known else 0, and value or 0."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -195,7 +194,7 @@ class TokenBatch:
 
     @cached_property
     def age(self) -> Float64s:
-        """Return how many weight updates happened between sampling and training of each sequence, NaN if unknown."""
+        """Return the staleness of each sequence in weight updates, NaN if unknown."""
         unknown = np.full(len(self), np.nan)
         train, rollout = (self.columns.get(f"{side}_version", unknown) for side in ("train", "rollout"))
         return train.astype(np.float64) - rollout.astype(np.float64)
@@ -267,6 +266,6 @@ class TokenBatch:
     def blocks(
         self: BatchT, tokens: int = BLOCK_TOKENS, sequences: int = BLOCK_SEQUENCES
     ) -> Iterator[tuple[int, BatchT]]:
-        """Yield blocks of whole sequences that fit into the CPU cache, each with the index of its first sequence."""
+        """Yield (index of the first sequence, block). A block fits into the CPU cache."""
         for start, stop in self.segments.blocks(tokens, sequences):
             yield start, self.sequences(start, stop)

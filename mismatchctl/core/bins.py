@@ -37,7 +37,7 @@ def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """Return a lower bound of the `number`-th largest value from its histogram, or -inf if this value is negative."""
+    """Return a lower bound of the `number`-th largest value, or -inf if this value is negative."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
@@ -47,7 +47,7 @@ def value_at_rank(counts: NDArray[Any], number: int) -> float:
 
 @cache
 def magnitude_edges() -> Float64s:
-    """Return the edges of the bins of absolute values: the lower edge of each bin, and then inf."""
+    """Return the lower edge of each magnitude bin, and then inf."""
     octaves = np.arange(LOWEST_OCTAVE, HIGHEST_OCTAVE)
     within = 1 + np.arange(BINS_PER_OCTAVE) / BINS_PER_OCTAVE
     inner = np.ldexp(within, octaves[:, None]).ravel()
@@ -55,13 +55,13 @@ def magnitude_edges() -> Float64s:
 
 
 def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
-    """Convert counts by signed value to counts by absolute value."""
+    """Add the count of each negative bin to the bin of its absolute value."""
     folded: NDArray[Any] = counts[..., MAGNITUDE_BINS:] + counts[..., MAGNITUDE_BINS - 1 :: -1]
     return folded
 
 
 class OctaveBins:
-    """One bin below 2^lowest, `per_octave` (1, 2 or 4) bins per octave up to 2^highest, one bin for larger values."""
+    """Bins from 2^lowest to 2^highest, with 1, 2 or 4 bins per octave, and one more bin on each side."""
 
     def __init__(self, lowest: int, highest: int, per_octave: int = 2) -> None:
         self.shift = 23 - {1: 0, 2: 1, 4: 2}[per_octave]
@@ -70,7 +70,7 @@ class OctaveBins:
         self.count = (highest - lowest) * per_octave + 2
 
     def find_bins(self, values: NDArray[Any]) -> Ints:
-        """Return the bin of each non-negative value, from 0 to count - 1."""
+        """Return the bin of each value. Values must not be negative."""
         bins = (values.astype(np.float32).view(np.int32) >> self.shift).astype(np.int64)
         return np.clip(bins - self.first, 0, self.count - 1)
 
@@ -113,12 +113,12 @@ LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
 def new_layer_table(clusters: int) -> Float64s:
-    """Return zeros [clusters, probability bins, K3 bins, 2], for sums of token counts and of K3."""
+    """Return zeros [clusters, probability bins, K3 bins, 2]. The last axis is for token counts and sums of K3."""
     return np.zeros((clusters, PROBABILITY_BINS, len(K3_CAPS) + 1, 2))
 
 
 def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
-    """Return the cell of each token in `new_layer_table`, counted from the first cell of the token's cluster."""
+    """Return the flat index of each token's probability bin and K3 bin, within its cluster."""
     surprisal = SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))
     reached: Ints = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1, 0, len(K3_CAPS))
     place: Ints = segments.from_host(PROBABILITY_BIN_BY_SURPRISAL)[surprisal]
@@ -126,7 +126,7 @@ def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """Convert a table of `new_layer_table` to the LAYER_COLUMNS, one row per cluster."""
+    """Compute the LAYER_COLUMNS of each cluster from a table of `new_layer_table`."""
     counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond

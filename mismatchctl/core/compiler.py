@@ -27,7 +27,7 @@ compile_sums = partial(compile_loop, fastmath=frozenset({"reassoc", "contract", 
 
 
 def _make_bitcast(source: Any, target: Any) -> Any:
-    """Build a function that returns the bits of a value as a value of another type."""
+    """Build a function that reinterprets the bits of a value as another type."""
 
     @intrinsic
     def cast(typing: Any, value: Any) -> Any:
@@ -60,7 +60,7 @@ def _make_row_adder() -> Any:
 
 
 def _make_extreme(name: str) -> Any:
-    """Build a function that computes the minimum or maximum of two floats and that LLVM can vectorize."""
+    """Build a minimum or maximum of two floats that LLVM can vectorize."""
 
     @intrinsic
     def extreme(typing: Any, first: Any, second: Any) -> Any:
@@ -82,7 +82,7 @@ float_to_bits = _make_bitcast(float32, int32)
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Write the indices of zeros among a Parquet page's levels to `out`. Return their number, or -1 on an error."""
+    """Write the index of each zero in a page's levels to `out`. Return the number of zeros, or -1 on an error."""
     done = found = 0
     while done < count:
         header: Any = int64(0)
@@ -126,7 +126,7 @@ def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
 
 @compile_loop
 def _find_levels_end(body: Any, at: int) -> int:
-    """Return the end of the levels whose length is stored at `at`, or -1 if the end is outside of the page."""
+    """Return the end of the levels, whose length is stored at `at`. Return -1 if the page is shorter."""
     if at < 0 or at + 4 > len(body):
         return -1
     end = at + 4
@@ -140,9 +140,7 @@ def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: An
     """Write the index of each list's first value to `offsets`. The Parquet page contains `count` levels.
 
     Return the position of the values in the page, or -1 if the levels are invalid or an output array is too small.
-
-    `state` is kept from page to page: the number of lists and of values in the pages before, and 1 if the last list
-    may continue on the next page.
+    Three numbers in `state` describe the pages before: lists, values, and 1 if the last list may continue.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)

@@ -89,7 +89,7 @@ def list_names(names: Sequence[str], length: int) -> str:
 
 
 def shorten_for_cell(text: str) -> str:
-    """Escape `text`, and replace the middle of very long words by an ellipsis, so that the column stays narrow."""
+    """Escape `text`, and shorten long words in the middle, so that the column stays narrow."""
     return _LONG_WORD.sub(r"\1…\2", escape_terminal(text))
 
 
@@ -181,7 +181,6 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_heavy_tail(covers: float | None) -> str:
-    """Say that few prompts or weights dominate, and that only a share `covers` of intervals contains the true value."""
     instead = "fewer than 95%" if covers is None else f"about {covers:.0%}"
     return f"few prompts or rare weights dominate, so the 95% interval contains the true value in {instead} of dumps"
 
@@ -210,13 +209,13 @@ def _exponent(value: float) -> int:
 
 
 def _format_percent(value: float) -> str:
-    """Format a percentage with three digits, or with more digits if three digits would round it to 100%."""
+    """Format a percentage with three digits, or with more digits if it would look like 100%."""
     texts = (_format_plain(value, digits) for digits in range(_DIGITS, 2 * _MOST_DIGITS))
     return f"{next((text for text in texts if value == 100 or float(text.replace(',', '')) != 100), '100')}%"
 
 
 def _digits_around_one(value: float) -> int:
-    """Return how many significant digits a value near 1 needs to show its distance from 1 with three digits."""
+    """Return how many digits a value near 1 needs, so that its distance from 1 has three digits."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS

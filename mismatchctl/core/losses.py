@@ -34,7 +34,7 @@ class LossTerm:
     clipped_lower: NDArray[np.bool_] | None = None
 
     def gradient(self, factors: Array) -> Array:
-        """Return the derivative of sum(factors * losses) by each log-prob [T]. The factors are constant."""
+        """Return the gradient of sum(factors * losses) by the log-probs [T]. The factors are constant."""
         own: Array = np.where(factors == 0, 0.0, factors * self.slope)
         if self.mean_over is None:
             return own
@@ -157,6 +157,6 @@ def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floa
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """Return flags of tokens that OPSM masks: tokens with negative advantage in sequences with drift above `delta`."""
+    """Flag the tokens that OPSM masks. They have a negative advantage, and their sequence a drift above `delta`."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

@@ -42,7 +42,6 @@ _in_use = threading.Event()
 
 
 def use_compiled_loops() -> None:
-    """Let all modules of this process use their compiled loops from now on."""
     _in_use.set()
 
 
@@ -118,7 +117,7 @@ def _compiler_environment() -> bytes:
 
 
 def _read_code(place: Path, made_for: bytes) -> bytes | None:
-    """Return the machine code in a file, unless the file is damaged or belongs to another key than `made_for`."""
+    """Return the stored machine code, unless the file is damaged or its key is not `made_for`."""
     try:
         content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _FOLDER.stat().st_uid})
     except OSError:
@@ -136,7 +135,7 @@ def _write_code(code: bytes, places: list[Path], made_for: bytes) -> None:
 
 
 def _compile(loop: Any, given: tuple[Any, ...]) -> bytes:
-    """Compile a loop for the types of these arguments. Return its symbol name, a line break, and its machine code."""
+    """Compile a loop for these argument types. Return its symbol name, a line break, and its machine code."""
     from llvmlite import binding
 
     types = tuple(map(_numba_type, given))
@@ -159,7 +158,6 @@ def _numba_function(loop: Any) -> Any:
 
 
 def _numba_type(value: Any) -> Any:
-    """Return numba's type of a value. For a read-only array, return the type of a writable array."""
     numba: Any = import_module("numba")
     if isinstance(value, np.ndarray):
         return numba.typeof(value).copy(readonly=False)
@@ -183,7 +181,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _machine_words(values: tuple[Any, ...]) -> list[float]:
-    """Convert values to arguments of machine code. Arrays are passed without an owner, so no references are counted."""
+    """Convert values to arguments of machine code. Arrays have no owner, so numba counts no references."""
     words: list[float] = []
     for value in values:
         if isinstance(value, np.ndarray):
@@ -195,7 +193,7 @@ def _machine_words(values: tuple[Any, ...]) -> list[float]:
 
 
 def _load_function(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
-    """Load machine code as a Python function whose arguments must have the types of `given`."""
+    """Load machine code as a Python function. Its arguments must have the types of `given`."""
     from llvmlite import binding
 
     binding.initialize_native_target()

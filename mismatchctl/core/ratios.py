@@ -104,12 +104,10 @@ class Ratios:
 
     @cached_property
     def max_log_ratio(self) -> Float64s:
-        """Return the largest log ratio per sequence [S], -inf if the sequence is empty."""
         return self.segments.max(self.log_ratio)
 
     @cached_property
     def min_log_ratio(self) -> Float64s:
-        """Return the smallest log ratio per sequence [S], +inf if the sequence is empty."""
         return self.segments.min(self.log_ratio)
 
     @cached_property
@@ -139,7 +137,6 @@ class Ratios:
 
     @cached_property
     def k3(self) -> Float64s:
-        """Return K3 = exp(x) - 1 - x of each log ratio x. The log ratios are not clamped."""
         return compute_k3(self.log_ratio, self.exp_minus_one)
 
     @cached_property

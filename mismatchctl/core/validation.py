@@ -29,7 +29,7 @@ _SIZE_LIMITS = {
 
 
 def explain_error(error: ValidationError, model: type[BaseModel], most: int | None = None) -> str:
-    """Describe the validation errors of a model (at most the first `most` errors) in one line."""
+    """Describe the first `most` validation errors (default: all) in one line."""
     return "; ".join(_explain_problem(problem, model) for problem in error.errors()[:most])
 
 

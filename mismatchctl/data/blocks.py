@@ -85,20 +85,19 @@ class DecodedBlock:
 
     @cached_property
     def mask(self) -> Bools:
-        """Return a flag per token, True if the token is valid. Without a mask column, all tokens are valid."""
         if MASK_COLUMN not in self.tokens:
             return np.ones(self.offsets[-1], np.bool_)
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
     def extent(self, column: str) -> Extent:
-        """Return the lowest and highest value of a float column, including masked tokens, or NaN if it has a null."""
+        """Return minimum and maximum of a float column, including masked tokens. They are NaN if it has a null."""
         if column not in self._extents:
             array = self.tokens[column]
             self._extents[column] = (math.nan, math.nan) if array.null_count else compute_extent(to_numpy(array))
         return self._extents[column]
 
     def add_faults(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
-        """Record a fault for the tokens with bad values. `bad` contains the ascending indices of these tokens."""
+        """Record a fault. `bad` contains the ascending indices of the tokens with bad values."""
         sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
         first = int(bad[0] - self.offsets[sequences[0]])
         row = int(self.rows[sequences[0]])
@@ -196,7 +195,7 @@ _IMPOSSIBLE_NEAR = "\0impossible"
 
 
 def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: Bools) -> Ints:
-    """Compute `TokenBatch.impossible_near`. Impossible tokens are True in the mask `before`, False in `left`."""
+    """Compute `TokenBatch.impossible_near`. Impossible tokens are in the mask `before`, but not in `left`."""
     index = np.arange(len(left)) if before is None else np.flatnonzero(before)
     place = to_numpy(block.tokens[POSITION_COLUMN])[index] if POSITION_COLUMN in block.tokens else index
     sequence = np.searchsorted(block.offsets, index, side="right") - 1
@@ -209,7 +208,7 @@ def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: B
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
-    """Return the values of a float column at the valid tokens. If a value cannot be a log-prob, record a fault."""
+    """Return the column's values at the valid tokens. Record a fault if a value cannot be a log-prob."""
     array = block.tokens[column]
     missing, values = find_nulls(array), to_numpy(array)
     if not np.issubdtype(values.dtype, np.floating):
@@ -462,7 +461,7 @@ def _count_values(column: pa.ChunkedArray) -> int:
 def _build_wide_block(
     file: DumpFile, table: pa.Table, rows: Ints, columns: Collection[str], watched: Collection[str]
 ) -> DecodedBlock:
-    """Build a block from the rows whose lists all have the same length. Record the other rows as faults."""
+    """Build a block from rows whose lists have equal lengths. Record the other rows as faults."""
     arrays = {column: to_plain_array(table.column(file.columns[column])) for column in (*columns, *watched)}
     every = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
     values = {column: array for column, array in arrays.items() if column not in every}
@@ -524,7 +523,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the values of an unchecked column. If some lists have the right length, the other lists become nulls."""
+    """Return the values of an unchecked column. In some columns, lists with a wrong length become nulls."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)
@@ -560,7 +559,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with one row per token. `broken` maps first rows of split sequences to problems."""
+    """Decode a part of a file with one row per token. `broken` describes split sequences by their first row."""
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()

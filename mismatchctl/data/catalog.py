@@ -431,7 +431,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
 
 
 def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
-    """Reject each file whose type of a used column differs from the type in most files of its run."""
+    """Reject files in which a used column has a different type than in most files of their run."""
     remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
@@ -618,7 +618,7 @@ def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
 def _find_scattered_sequences(
     tables: Sequence[pa.Table], paths: Mapping[int, str]
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Yield (file, row, problem, remedy) for each piece of a sequence that is split into several pieces."""
+    """Yield (file, row, problem, remedy) for each piece of a split sequence."""
     if not tables:
         return
     import pyarrow.compute as pc

@@ -158,7 +158,7 @@ def open_parquet_dump(place: str) -> Dump:
 
 
 def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most `rows` rows. They contain all columns and Hive values of the file, by canonical name."""
+    """Yield batches of at most `rows` rows, with all columns and Hive values by canonical name."""
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
@@ -360,7 +360,7 @@ def read_whole_file(path: Path) -> pa.Table:
 
 
 def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
-    found = [name for name in _names(table, canonical) if pa.types.is_floating(table.schema.field(name).type)]
+    found = [name for name in _log_prob_names(table, canonical) if pa.types.is_floating(table.schema.field(name).type)]
     keys = [name for name in (*IDS, "step", "run") if name in table.schema.names]
     if not found or not keys or any(is_list(kind) for kind in table.schema.types):
         return table
@@ -375,15 +375,15 @@ def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
     return grouped.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
-def _names(table: pa.Table, canonical: str) -> list[str]:
-    """Return the names of columns that may contain the log-probs `canonical`. The most likely name comes first."""
+def _log_prob_names(table: pa.Table, canonical: str) -> list[str]:
+    """Return the columns that may contain these log-probs. The most likely column comes first."""
     known = [name for name in table.schema.names if canonical_name(name) == canonical]
     return [name for name in dict.fromkeys((canonical, *known, *_GENERIC)) if name in table.schema.names]
 
 
 def _find_log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -> str | None:
     lists = [one for one in table.schema if is_list(one.type)]
-    found = [*_names(table, canonical), *(["rollout_log_probs"] if engine else [])]
+    found = [*_log_prob_names(table, canonical), *(["rollout_log_probs"] if engine else [])]
     if (name := next((name for name in found if name in [one.name for one in lists]), None)) is not None:
         return name
     floats = [one.name for one in lists if pa.types.is_floating(one.type.value_type)]
@@ -419,7 +419,7 @@ class _Row:
         return DataError(problem, file=str(self.side.path), row=self.number, column=column, remedy=remedy)
 
     def windows(self) -> list[_Window]:
-        """Return possible responses of a row: values inside the mask, all values, and values before the padding."""
+        """Return values that may be the response: inside the mask, all values, or before the padding."""
         found: list[_Window] = []
         for name in self.side.sources:
             values = self.get(name)

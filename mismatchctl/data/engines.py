@@ -49,7 +49,7 @@ class Engine(Protocol):
 
 
 def list_shards(dump: Dump) -> Iterator[Shard]:
-    """Group the parts of each file into shards. The division of a file does not depend on other files."""
+    """Group the parts of each file into shards, independently of other files."""
     for _, own in groupby(dump.units, key=lambda unit: unit.file.index):
         units: list[ReadUnit] = []
         total = 0
@@ -77,7 +77,7 @@ def parse_size(text: str) -> int:
 
 
 def estimate_unit_bytes(unit: ReadUnit) -> int:
-    """Estimate the memory for reading a part. It has an upper limit, because a large part is decoded in pieces."""
+    """Estimate the memory for reading a part. Large parts are decoded in pieces, so there is a limit."""
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
 
 

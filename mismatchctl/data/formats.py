@@ -65,7 +65,7 @@ def _integers_to_text(cell: Any) -> Any:
 
 
 def classify(kind: pa.DataType) -> tuple[int, str]:
-    """Return how deeply lists are nested (0: no list), and the kind of values (key of `VALUE_KINDS` or type name)."""
+    """Return the depth of nested lists (0: no list), and a key of `VALUE_KINDS` or the name of another type."""
     depth, kind = 0, plain_type(kind)
     while is_list(kind):
         depth, kind = depth + 1, plain_type(kind.value_type)
@@ -293,7 +293,7 @@ def _object_array(values: list[Any]) -> NDArray[Any]:
 
 
 def find_changes(array: pa.Array) -> Bools:
-    """Return a flag for each value but the first: True if it differs from the previous value. NaN equals NaN."""
+    """Return a flag for each pair of neighboring values, True if they differ. NaN equals NaN."""
     import pyarrow.compute as pc
 
     if pa.types.is_floating(array.type):  # the encoder compares bits: make all zeros and all NaN equal
@@ -321,7 +321,7 @@ class FileContents(ABC):
 
     @abstractmethod
     def elements(self, group: int, column: str) -> int:
-        """Return about how many values a column has in a row group."""
+        """Estimate the number of values of a column in a row group."""
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
         import pyarrow.compute as pc
@@ -337,7 +337,7 @@ class FileContents(ABC):
             return [None] * len(self.rows)  # decoding will report the error
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """Return True if a column contains only nulls and empty lists. Use `opening` to open the file."""
+        """Return True if a column contains only nulls and empty lists."""
         filled = [group for group, rows in enumerate(self.rows) if rows]
         try:
             with opening as file:
@@ -466,7 +466,7 @@ def with_names_in_file(table: pa.Table) -> pa.Table:
 
 
 def list_columns(schema: pa.Schema) -> str:
-    """Return a text with the first column names, as they are in the file."""
+    """Join the first column names, as they are in the file."""
     stored = (schema.metadata or {}).get(_COLUMNS_IN_FILE)
     names = schema.names if stored is None else stored.decode(errors="replace").split("\0")
     return format_names(names, 24) or "none"
@@ -618,17 +618,17 @@ class ParquetContents(FileContents):
         return cls(footer.schema.to_arrow_schema(), rows, footer)
 
     def elements(self, group: int, column: str) -> int:
-        leaf = self._leaf(column)
+        leaf = self._first_leaf(column)
         return 0 if leaf is None else int(self.footer.row_group(group).column(leaf).num_values)
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        leaf = self._leaf(column)
+        leaf = self._first_leaf(column)
         if leaf is None:
             return [None] * len(self.rows)
         return [_value_span(self.footer.row_group(group).column(leaf)) for group in range(len(self.rows))]
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        leaf = self._leaf(column)
+        leaf = self._first_leaf(column)
         levels = None if leaf is None else self.footer.schema.column(leaf)
         if levels is None or not levels.max_definition_level:
             return False
@@ -646,7 +646,7 @@ class ParquetContents(FileContents):
         for group in groups:
             row_group = self.footer.row_group(group)
             for name in columns:
-                leaf = self._leaf(name)
+                leaf = self._first_leaf(name)
                 chunk = None if leaf is None else row_group.column(leaf)
                 if chunk is None:
                     continue
@@ -696,7 +696,7 @@ class ParquetContents(FileContents):
             pre_buffer=not buffer_size,  # otherwise the whole compressed row group is buffered
         )
 
-    def _leaf(self, column: str) -> int | None:
+    def _first_leaf(self, column: str) -> int | None:
         """Return the index of a column's first Parquet leaf. Statistics are stored per leaf."""
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path

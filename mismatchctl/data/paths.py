@@ -64,7 +64,7 @@ class _PathArgument:
 
     @classmethod
     def of(cls, shown: str, files: Iterable[str], named: str | None = None, foreign: bool = False) -> _PathArgument:
-        """Build a run that is named after the path `named`, by default after the path `shown`."""
+        """Build a run that is named after the path `named` (default: `shown`)."""
         exact, ordered = _path_parts(shown), tuple(sorted(files, key=natural_key))
         return cls(shown, ordered, exact if named is None else _path_parts(named), exact, foreign)
 
@@ -281,7 +281,6 @@ def _folder_argument(path: str) -> _PathArgument:
 
 
 def _list_foreign_files(path: str) -> tuple[str, ...]:
-    """Return the files below a path that need an importer: files of frameworks, or tables in other formats."""
     if find_store(path).remote:
         return ()
     return tuple(os.path.normpath(file) for file in find_candidates(Path(path)) or table_files(Path(path)))
@@ -387,7 +386,6 @@ def _find_run_names(arguments: Sequence[_PathArgument]) -> list[str]:
 
 
 def _hive_values(path: str) -> dict[str, str | None]:
-    """Return key -> value for each `key=value` folder in the path of a file."""
     matches = (_HIVE_PATTERN.fullmatch(name) for name in path.split(os.sep)[:-1])
     pairs = {match[1]: unquote(match[2]) for match in matches if match}
     return {key: None if value == HIVE_NULL else value for key, value in pairs.items()}

@@ -142,7 +142,7 @@ class UnequalRow:
 
     @property
     def odd_column(self) -> str:
-        """Return the only column whose list has another length than most lists, or "" if there is not exactly one."""
+        """Return the column whose list has an unusual length, or "" if there is not exactly one."""
         common, _ = Counter(list(self.lengths.values())[::-1]).most_common(1)[0]
         odd = [column for column, length in self.lengths.items() if length != common]
         return odd[0] if len(odd) == 1 else ""
@@ -171,7 +171,7 @@ class LengthMismatch:
         return f"in row {one.row:,}, {name} has {one.lengths[name]:,} elements and the other lists have {others:,}"
 
     def pattern(self) -> str:
-        """Describe a relation of the lengths of rollout and train log-probs that fits all examples, or return ""."""
+        """Describe a relation of the two lengths that fits all examples, or return ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""
@@ -196,7 +196,7 @@ class LengthMismatch:
         return ""
 
     def overlap(self) -> str:
-        """Describe which elements of rollout and train log-probs agree, such as those at the start, or return ""."""
+        """Describe where rollout and train log-probs agree, such as at the start, or return ""."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
 
 

@@ -33,7 +33,7 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
-    """If a batch has current log-probs and advantages, return the policy loss per token without correction weights."""
+    """Return the uncorrected policy loss per token, unless current log-probs or advantages are missing."""
     if batch.current is None or batch.advantages is None:
         return None
     kind, numbers = parse_loss(text)
@@ -44,7 +44,7 @@ def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
 def _surrogate_term(
     kind: str, numbers: Mapping[str, float], batch: TokenBatch, advantages: Float64s, log_probs: Floats
 ) -> tuple[LossTerm, Bools]:
-    """Return the policy loss per token, and flags of the tokens that the loss clips or masks."""
+    """Return the policy loss, and flags of tokens that the loss clips or masks."""
     segments, current = batch.segments, log_probs.astype(np.float64)
     low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
     anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train
@@ -95,7 +95,7 @@ def plain_loss_columns(plain: LossTerm | None, batch: TokenBatch) -> Columns:
 
 
 def loss_columns(correction: Correction, block: CorrectedBlock, plain: LossTerm | None, batch: TokenBatch) -> Columns:
-    """Return the columns of the loss under a correction. If the dump does not allow losses, all values are 0."""
+    """Return the columns of the loss under a correction. They are 0 if the loss is unknown."""
     own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
     if own is None or own.clipped is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
@@ -194,7 +194,7 @@ class CorrectionFacts:
 
     @cached_property
     def share(self) -> Columns:
-        """Return the share of each sequence's tokens that is kept, and the share that is rejected."""
+        """Return the kept and the rejected share of each sequence's tokens."""
         kept = self.kept / self.token_divisor
         return {"kept": kept, "rejected": (self.length > 0) - kept}
 
@@ -232,7 +232,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
 
 
 def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
-    """Return the largest weight and the negated smallest weight of each sequence, before and after applying bounds."""
+    """Return the largest and the negated smallest weight per sequence, before and after applying bounds."""
     if weights is None:
         low = high = least = most = np.ones(len(segments))
     elif not weights.per_token:
@@ -259,7 +259,7 @@ def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios], ba
 
 
 def impossible_tokens(batch: TokenBatch) -> Float64s:
-    """Count the tokens of each sequence that have probability 0 in the trainer."""
+    """Count the tokens per sequence whose probability in the trainer is 0."""
     if batch.impossible is None:
         return np.zeros(len(batch))
     return np.where(batch.segments.nonempty, batch.impossible, 0).astype(np.float64)
@@ -396,7 +396,6 @@ def _comparison_columns(name: str, side: Literal["kept", "rejected"]) -> tuple[S
 
 @cache
 def list_columns(correction: Correction, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
-    """Return the columns of a correction. With `losses`, include the columns of the loss."""
     gates = (_gate_columns(index, side) for index in range(len(correction.gates)) for side in SIDES)
     comparisons = (_comparison_columns(name, side) for name in COMPARED_COLUMNS for side in ("kept", "rejected"))
     return (
@@ -434,7 +433,7 @@ def correction_columns(
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
     all_tokens: bool = False,  # True to evaluate every token, which losses need
 ) -> tuple[Columns, Columns]:
-    """Return the sums and the maxima of a correction by column. Tokens are only read in sequences near a bound."""
+    """Return the columns that are sums, then the maxima. Only sequences near a bound are read token by token."""
     near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)
     reached, few = np.flatnonzero(near), not near.all()
     found = _evaluate_columns(correction, ratios, k3, batch, plain, losses, all_inside=few)

@@ -100,7 +100,7 @@ class MeasurePlan:
 
     @cached_property
     def row_columns(self) -> TableAxis:
-        """Return the columns that `--sequences` writes. To write all columns would take ten times the memory."""
+        """Return the columns that `--sequences` writes. All columns would take ten times the memory."""
         own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
         return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 
@@ -118,7 +118,6 @@ class MeasurePlan:
 
     @cached_property
     def layer_position(self) -> int:
-        """Return the position of the LAYER_COLUMNS in `sums`."""
         return sum(len(_pair_column_names(pair)) for pair in self.pairs)
 
     @cached_property
@@ -184,7 +183,7 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
-    """Sort the sequences of a batch by group. Also return (run, key) and the first sequence of each group."""
+    """Sort the sequences by group. Also return (run, key) of each group, and the bounds of the groups."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)
@@ -202,7 +201,7 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenB
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:
-    """Raise an error if a `--by` column has too many values. The sums of each value take as much memory as a run."""
+    """Raise an error if a `--by` column has too many values. Each takes as much memory as a run."""
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
@@ -211,7 +210,7 @@ def check_breakdown_values(by: Sequence[str], values: int) -> None:
 
 
 def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, plan: MeasurePlan) -> Sums:
-    """Compute the sums of a batch that belongs to one run and is sorted by group."""
+    """Compute the sums of one run. The batch must be sorted by group."""
     cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scope_hashes(batch, plan)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     filled, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
@@ -253,7 +252,7 @@ def _reduce_blocks(
     worst: RunCollector,
     plan: MeasurePlan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
-    """Yield the sums and the maxima of each block by column. Also pass the tokens of the block to the collectors."""
+    """Yield sums and maxima of each block by column. The collectors also receive its tokens."""
     scored = {pair: batch.has_log_probs(*pair.policies) for pair in plan.pairs}
     some = {
         pair: _optional_pair_columns(pair, known, batch, places, collectors[pair.name], plan)
@@ -312,7 +311,7 @@ def _pair_column_names(pair: Pair) -> tuple[str, ...]:
 def _optional_pair_columns(
     pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
-    """Return the sums and the maxima of a pair of policies. Sums of sequences that lack the pair's log-probs are 0."""
+    """Return the sums and the maxima. Sequences without the pair's log-probs have sums of 0."""
     columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
     maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
     chosen = np.flatnonzero(known)
@@ -353,7 +352,7 @@ def scope_hashes(batch: TokenBatch, plan: MeasurePlan) -> Hashes:
 def _sequence_rows(
     batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, scopes: Hashes, found: Sequence[Float64s]
 ) -> dict[str, NDArray[Any]]:
-    """Return the columns that `--sequences` writes: run, row and labels of each sequence, and its `row_columns`."""
+    """Return the columns that `--sequences` writes."""
     place = {
         "run": np.full(len(batch), run, object),
         "row": batch.rows,

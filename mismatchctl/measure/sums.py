@@ -75,7 +75,7 @@ def hash_content(columns: list[Float64s]) -> Hashes:
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """Merge two mappings. If a key is in `some` and in `more`, add its two values."""
+    """Merge two mappings. Values of a key in both mappings are added."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
@@ -95,14 +95,14 @@ class TableAxis:
 
     @cached_property
     def _joint_names(self) -> dict[str, int]:
-        """Return the position of each column of a pair by its name with the pair as prefix, such as drift_square."""
+        """Return positions by joint name. `drift_square` is the column `square` of the pair `drift`."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of the column `name` of `of`, else of the mismatch, else of a name like drift_square."""
+        """Find a column of `of`, else of the mismatch. Else `name` is a joint name such as `drift_square`."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
@@ -129,7 +129,7 @@ class ClusterTable:
         """Build a table. Merge rows of the same cluster and scope in the given order."""
         if not len(clusters):
             return cls(clusters, scopes, sums, maxima, is_folded)
-        order, first = _sorted(scopes, clusters)
+        order, first = _sort_rows(scopes, clusters)
         if first.all():  # this makes columns contiguous
             sums, maxima = sums.T.take(order, axis=1).T, maxima.T.take(order, axis=1).T
         else:
@@ -170,13 +170,13 @@ class ClusterTable:
         )
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """Merge rows with equal hash % `cap`, and set scopes to 0. With `by_prompt`, merge all rows of a prompt."""
+        """Merge clusters by hash, and set scopes to 0. With `by_prompt`, merge all rows of a prompt."""
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.from_rows(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 
 
-def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
-    """Return the order that sorts rows by their keys, and a flag per sorted row, True at the first row of each key."""
+def _sort_rows(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
+    """Return the order that sorts rows by their keys. Flags mark the first sorted row of each key."""
     order = np.lexsort(keys)
     new = np.zeros(len(order), np.bool_)
     new[:1] = True
@@ -189,11 +189,11 @@ class BatchRows:
     """Assigns each sequence of a batch to a row of the cluster tables: one row per group, cluster and scope."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
-        order, new = _sorted(clusters, cells)
+        order, new = _sort_rows(clusters, cells)
         self._folded = np.bincount(cells[order[new]], minlength=1) > cap
         if self._folded.any():
             clusters = np.where(self._folded[cells], clusters % np.uint64(cap), clusters)
-        order, new = _sorted(scopes, clusters, cells)
+        order, new = _sort_rows(scopes, clusters, cells)
         self.rows = np.empty(len(order), np.int64)
         self.rows[order] = np.cumsum(new) - 1
         firsts = order[new]
@@ -212,7 +212,7 @@ class BatchTable(BatchRows):
     """The cluster tables of all groups in a batch. Blocks of the batch must be added in order."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Create empty tables. `cells` contains the group of each sequence in ascending order."""
+        """Create empty tables. `cells` is the group of each sequence, ascending."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -232,7 +232,7 @@ class BatchTable(BatchRows):
             largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
 
     def tables(self, cells: int, layers: Float64s, position: int) -> Iterator[ClusterTable]:
-        """Yield the table of each group, with the columns of `layers` inserted at `position`."""
+        """Yield one table per group. The first column of `layers` gets the index `position`."""
         sums = np.concatenate([self._sums[:position], layers.T, self._sums[position:]])
         return self.split(cells, sums.T, self._maxima.T)
 
@@ -245,7 +245,7 @@ class PromptCounter:
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add a step. Return how each of its prompts changes two numbers: prompts, and prompts without kept tokens."""
+        """Add a step. Return the change of two counts per prompt: prompts, and prompts without kept tokens."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))
@@ -266,7 +266,7 @@ LabelValue = str | int | float | bool | None
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """Number the rows in the order of their labels and keys. Rows with equal labels and keys get the same number."""
+    """Number the rows in the order of labels and keys. Equal rows get the same number."""
     for values in keys:
         if values is not None and not _is_constant(values):
             if values.dtype == object:  # no name equals "\0", which stands for None
@@ -313,7 +313,7 @@ def cluster_hashes(batch: TokenBatch) -> Hashes:
 
 
 def step_hash(step: LabelValue) -> np.uint64:
-    """Hash a step. The hash is mixed into the hashes of clusters, to keep clusters of different steps apart."""
+    """Hash a step, to keep equal clusters of different steps apart."""
     hashed: np.uint64 = hash_values(np.array(["\0missing" if step is None else str(step)]))[0]
     return hashed
 
@@ -425,13 +425,13 @@ class Histogram:
         )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
-        """Return the number of tokens in each of the SIGNED_BINS, and their sum of K3."""
+        """Return the number of tokens and the sum of K3 in each of the SIGNED_BINS."""
         tokens, k3 = np.zeros(SIGNED_BINS, np.int64), np.zeros(SIGNED_BINS)
         tokens[self.bins], k3[self.bins] = self.counts, self.k3
         return tokens, k3
 
     def by_bucket(self) -> tuple[Ints, Float64s]:
-        """Return the M magnitude bins with tokens, and the number of tokens [B, M] for the B buckets with tokens."""
+        """Return the M filled magnitude bins, and token counts [B, M] for the B filled buckets."""
         starts = np.arange(BUCKETS + 1) * MAGNITUDE_BINS
         sizes = np.diff(np.searchsorted(self.places, starts))  # sorted, so no division is needed
         buckets, held = np.flatnonzero(sizes), np.zeros(MAGNITUDE_BINS, np.bool_)
@@ -445,7 +445,7 @@ class Histogram:
 
 
 def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
-    """Merge several (positions, columns). Values at the same position are added."""
+    """Merge several (positions, columns). Add values at the same position."""
     places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
     order = np.argsort(places, kind="stable")
     places = places[order]
@@ -500,7 +500,7 @@ class PairCollector:
     def reduce(
         self, ratios: Ratios, position: Ints | None, places: SequencePlaces, run: RunTables | None = None
     ) -> tuple[Float64s, Float64s]:
-        """Return the sums and maxima per sequence of `Kernel.reduce_tokens`. Also collect the largest log ratios."""
+        """Return the result of `Kernel.reduce_tokens`, and collect the largest log ratios."""
         sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)
         cells = self._tables.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
@@ -509,7 +509,7 @@ class PairCollector:
         return sums, maxima
 
     def _add_tails(self, cell: int, ratios: Ratios, start: int, stop: int) -> None:
-        """Collect the largest log ratios of the sequences `start` to `stop`, which belong to the group `cell`."""
+        """Collect the largest log ratios of the sequences `start` to `stop - 1` in the group `cell`."""
         known, segments = self._tokens[cell], ratios.segments
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold
@@ -577,7 +577,7 @@ class RunSums:
 
 
 class RunCollector:
-    """Computes the RunSums of one run, together with the kernel, which adds tokens to `tables`."""
+    """Computes the RunSums of one run. The kernel adds tokens to `tables`."""
 
     def __init__(self, kernel: Kernel, clusters: int) -> None:
         self._kernel = kernel
@@ -624,7 +624,7 @@ def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, thresh
 
 
 def _lowest_worst_score(scores: Float64s) -> float:
-    """Return the lowest of the WORST_COUNT largest scores, or 0 if there are at most WORST_COUNT scores."""
+    """Return the lowest of the WORST_COUNT largest scores, or 0 if there are no other scores."""
     return float(largest_values(scores, WORST_COUNT).min()) if len(scores) > WORST_COUNT else 0.0
 
 

@@ -155,7 +155,7 @@ _BFLOAT16 = "bfloat16"
 
 
 def _build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, kind: str | None = None) -> Any:
-    """Return a tensor as an array over the bytes of the file, without a copy. bfloat16 is converted to float32."""
+    """Build an array over the bytes of the file, without a copy. bfloat16 is converted to float32."""
     if not isinstance(storage, _TensorStorage) or storage.data is None or storage.room is None:
         raise DamagedError("a tensor without a storage")
     kind = kind or storage.kind

@@ -138,7 +138,7 @@ class OpenFile:
         return read_json_lines(self.path)
 
     def torch(self, content: Any = None) -> Any:
-        """Load a torch file. It is cached, because it is needed twice: to recognize the file, and to read it."""
+        """Load a torch file. The cache avoids a second read after the file is recognized."""
         if content is not None:
             return load_torch(self.path, content)
         status = self.path.stat()
@@ -310,7 +310,6 @@ def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention
 
 
 def prompt_hash(prompt: Any) -> str | None:
-    """Return a hash of a prompt (tokens or text), unless the prompt is empty."""
     if prompt is None or (isinstance(prompt, (list, np.ndarray)) and len(prompt) == 0):
         return None
     prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
@@ -370,7 +369,6 @@ BATCH_ROWS, BATCH_TOKENS = 512, 1 << 21
 
 
 def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """Open a Parquet writer with the settings of the recorder and the signature of mismatchctl."""
     return pq.ParquetWriter(place, schema.with_metadata(add_signature(schema.metadata)), **parquet_settings(schema))
 
 
@@ -391,7 +389,7 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
 
 
 def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """Add the columns of `schema` that the batch lacks, filled with nulls."""
+    """Add the missing columns of `schema`, filled with nulls."""
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
             problem = "this file contains the column, but the files before this one do not"

@@ -147,7 +147,7 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Replace each file that needs an importer by a table, run by run. With `skip`, yield errors, do not raise them."""
+    """Replace each file that needs an importer by a table, run by run. With `skip`, errors are not raised."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:
@@ -178,7 +178,7 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
 def _convert_run(
     named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
 ) -> tuple[list[ConversionOutcome], list[str]]:
-    """Convert each file of a run to a table, unless it contributes no sequences. Also return notes."""
+    """Convert the files of a run to tables, unless they contribute no sequences. Also return notes."""
     place = os.path.commonpath(named)
     source = ForeignRun(place)
     paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]
@@ -219,7 +219,7 @@ def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
 
 
 def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
-    """Return the rows as a table, if there are rows. Without `in_memory`, store the table in a temporary file."""
+    """Return the rows as a table, if there are rows. The table is in memory or in a temporary file."""
     first = next(batches, None)
     if first is None:
         return None

@@ -316,7 +316,6 @@ def _known(names: Iterable[Any]) -> list[str]:
 
 
 def canonical_name(name: Any) -> Any:
-    """Return the canonical name of a column that a framework names differently. Return other names unchanged."""
     return name if name in COLUMNS_BY_NAME else column_aliases().get(name, name)
 
 
@@ -377,7 +376,7 @@ def _array(value: Any, rows: int) -> pa.Array:
 
 
 def _to_lists(values: NDArray[Any]) -> pa.Array:
-    """Convert an array to nested Arrow lists. There can be millions of rows, so no Python object is made per row."""
+    """Convert an array to nested Arrow lists, without a Python object for each of millions of rows."""
     if values.ndim > _DEPTH or values.dtype.kind not in "fiub":
         return pa.array(_to_cells(values))
     found = pa.array(_to_cells(values.reshape(-1)))
@@ -389,7 +388,7 @@ def _to_lists(values: NDArray[Any]) -> pa.Array:
 
 
 def _to_cells(values: NDArray[Any]) -> Any:
-    """Convert an array to nested Python lists that end in one-dimensional arrays, which Arrow copies fast."""
+    """Convert an array to nested lists. They end in one-dimensional arrays, which Arrow copies fast."""
     if values.ndim > _DEPTH:
         raise ValueError(f"{values.ndim} dimensions")
     if values.dtype.kind not in "fiub" or values.ndim == 0:
@@ -399,7 +398,7 @@ def _to_cells(values: NDArray[Any]) -> Any:
 
 
 def _from_frame(frame: Any) -> pa.Table:
-    """Convert a polars table to Arrow. Unsupported columns are left out. Integers that are too large become text."""
+    """Convert a polars table to Arrow, without unsupported columns. Integers that are too large become text."""
     import polars as pl
 
     columns = []
@@ -426,7 +425,7 @@ def _with_token_ids(table: pa.Table) -> pa.Table:
 
 
 def with_prompt_ids(table: pa.Table) -> pa.Table:
-    """If the table lacks prompt ids, add hashes of the prompts (tokens or text) as prompt ids."""
+    """Add hashes of the prompts (tokens or text), if the table lacks prompt ids."""
     for name in () if "prompt_id" in map(canonical_name, table.schema.names) else _PROMPTS:
         if name in table.schema.names and not pa.types.is_floating(table.schema.field(name).type):
             values = table[name].to_pylist()
@@ -445,7 +444,7 @@ Record = Mapping[str, Any]
 
 
 def is_response(record: Record) -> bool:
-    return _body(record) is not None
+    return _find_response(record) is not None
 
 
 def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]]:
@@ -467,8 +466,8 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
     return rows
 
 
-def _body(record: Any) -> tuple[str, Record] | None:
-    """Return the kind of an engine's response, and the response, which a script may have stored in another object."""
+def _find_response(record: Any) -> tuple[str, Record] | None:
+    """Find the response of an inference engine. Return its kind and the response."""
     if not isinstance(record, Mapping):
         return None
     if isinstance(record.get("meta_info"), Mapping):
@@ -481,11 +480,11 @@ def _body(record: Any) -> tuple[str, Record] | None:
     prompt = record.get("prompt_logprobs")
     if has_ids or isinstance(prompt, list) or (isinstance(outputs, list) and prompt is not None):
         return "vllm", record
-    return next((found for name in _WRAPPERS if (found := _body(record.get(name))) is not None), None)
+    return next((found for name in _WRAPPERS if (found := _find_response(record.get(name))) is not None), None)
 
 
 def _rows(record: Record) -> Iterator[dict[str, Any]]:
-    kind, body = _body(record) or ("", {})
+    kind, body = _find_response(record) or ("", {})
     outer = (
         {name: value for name, value in record.items() if isinstance(value, (str, int, float))}
         if body is not record
@@ -507,10 +506,10 @@ def _openai(body: Record) -> Iterator[dict[str, Any]]:
         found = choice.get("logprobs")
         row: dict[str, Any] = {"id": body.get("id"), "finish_reason": choice.get("finish_reason")}
         if isinstance(found, Mapping) and isinstance(found.get("content"), list):
-            row["rollout_log_probs"] = [_number(one["logprob"]) for one in found["content"]]
+            row["rollout_log_probs"] = [_log_prob(one["logprob"]) for one in found["content"]]
             tokens = [one.get("token") for one in found["content"]]
         elif isinstance(found, Mapping) and isinstance(found.get("token_logprobs"), list):
-            row["rollout_log_probs"] = [_number(one) for one in found["token_logprobs"]]
+            row["rollout_log_probs"] = [_log_prob(one) for one in found["token_logprobs"]]
             tokens = found.get("tokens") or []
         else:
             tokens = []
@@ -522,7 +521,7 @@ def _openai(body: Record) -> Iterator[dict[str, Any]]:
 
 
 def _token_ids(tokens: Sequence[Any]) -> list[int] | None:
-    """Parse token ids from texts such as `token_id:123`, which vLLM writes if return_tokens_as_token_ids is set."""
+    """Parse texts such as `token_id:123`, which vLLM writes if return_tokens_as_token_ids is set."""
     matches = [_TOKEN.fullmatch(token) if isinstance(token, str) else None for token in tokens]
     return [int(match[1]) for match in matches if match] if matches and all(matches) else None
 
@@ -539,7 +538,7 @@ def _vllm(body: Record) -> Iterator[dict[str, Any]]:
         if isinstance(found, list) and isinstance(ids, list):
             if len(found) != len(ids):
                 raise ValueError(f"{len(found)} log-probs for {len(ids)} tokens")
-            row["rollout_log_probs"] = [_sampled(entry, token) for entry, token in zip(found, ids, strict=True)]
+            row["rollout_log_probs"] = [_pick_log_prob(entry, token) for entry, token in zip(found, ids, strict=True)]
         yield row | prompt | _kept_tokens(output.get("sampling_mask"))
 
 
@@ -548,12 +547,12 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
     return {"kept_tokens": [len(ids) for ids in mask]} if isinstance(mask, list) else {}
 
 
-def _sampled(entry: Any, token: int | None) -> float:
+def _pick_log_prob(entry: Any, token: int | None) -> float:
     """Return the log-prob of the sampled token, which may not be the first token in `entry`."""
     if entry is None or isinstance(entry, (int, float)):
-        return _number(entry)
+        return _log_prob(entry)
     found = next(iter(entry.values())) if token is None else entry[str(token)] if str(token) in entry else entry[token]
-    return _number(found["logprob"] if isinstance(found, Mapping) else found)
+    return _log_prob(found["logprob"] if isinstance(found, Mapping) else found)
 
 
 def _sglang(body: Record) -> Iterator[dict[str, Any]]:
@@ -565,7 +564,7 @@ def _sglang(body: Record) -> Iterator[dict[str, Any]]:
     }
     output = info.get("output_token_logprobs")
     if isinstance(output, list):
-        row["rollout_log_probs"] = [_number(one[0]) for one in output]
+        row["rollout_log_probs"] = [_log_prob(one[0]) for one in output]
         row["token_ids"] = [int(one[1]) for one in output]
     version = str(info.get("weight_version", ""))
     if version.isdecimal():
@@ -573,7 +572,7 @@ def _sglang(body: Record) -> Iterator[dict[str, Any]]:
     given = info.get("input_token_logprobs")
     if isinstance(given, list) and given:
         row["prompt_token_ids"] = [int(one[1]) for one in given]
-        row[PROMPT_LOG_PROBS] = [_number(one[0]) for one in given[1:]]
+        row[PROMPT_LOG_PROBS] = [_log_prob(one[0]) for one in given[1:]]
     yield row
 
 
@@ -586,10 +585,10 @@ def _prompt(ids: Any, found: Any) -> dict[str, Any]:
         pairs = list(zip(found[1:], tokens[1:], strict=True))
         if any(token is None and isinstance(entry, Mapping) and len(entry) != 1 for entry, token in pairs):
             raise ValueError("prompt_logprobs has several tokens at one position; add prompt_token_ids")
-        row[PROMPT_LOG_PROBS] = [_sampled(entry, token) for entry, token in pairs]
+        row[PROMPT_LOG_PROBS] = [_pick_log_prob(entry, token) for entry, token in pairs]
     return row
 
 
-def _number(value: Any) -> float:
-    """Convert a log-prob to a float. Null, which vLLM writes if a token lacks a log-prob, becomes NaN."""
+def _log_prob(value: Any) -> float:
+    """Convert a log-prob to a float. vLLM writes null for a token without a log-prob."""
     return math.nan if value is None else float(value)

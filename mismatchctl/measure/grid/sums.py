@@ -89,12 +89,12 @@ def block_columns(
 
 
 def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Sum a table over all its axes except axis 0 and `axis`."""
+    """Sum over all axes except axis 0 and `axis`."""
     return table if table.ndim == 2 else table.sum(axis=tuple(set(range(1, table.ndim)) - {axis}))
 
 
 class _BinnedPoints:
-    """Computes the columns of all corrections of a family at once, from sums over bins between their bounds."""
+    """Computes the columns of all corrections of a family at once, from sums over bins."""
 
     def __init__(
         self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
@@ -159,7 +159,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return which sequences all gates on whole sequences keep (1.0 or 0.0). Also record rejected tokens."""
+        """Return 1.0 for sequences that all sequence gates keep, else 0.0. Also record rejected tokens."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -281,7 +281,7 @@ class _BinnedPoints:
     def _add_term(
         self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
     ) -> None:
-        """Add a term to the column `name`: `term` summed over bins, times powers of each weight rule's bounds."""
+        """Add a term to the column `name`. `powers` are the exponents in `WeightBounds.factor`."""
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
@@ -331,7 +331,7 @@ class _BinnedPoints:
 def evaluate_metrics(
     metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Return each metric for each group and point of the grid [groups, points]. An undefined value is NaN."""
+    """Return each metric as an array [groups, points]. An undefined value is NaN."""
     cells = len(totals["tokens"])
     with np.errstate(all="ignore"):
         return {
@@ -342,7 +342,7 @@ def evaluate_metrics(
 def standard_errors(
     metrics: Iterable[Metric], totals: Arrays, rows: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Compute standard errors by the delta method from sums per cluster (`rows`) and over all clusters (`totals`)."""
+    """Compute standard errors by the delta method. `rows` are sums per cluster, `totals` over all clusters."""
     clusters, found = int(np.count_nonzero(rows["tokens"])), {}
     factor = clusters / (clusters - 1) if clusters > 1 else np.nan
     with np.errstate(all="ignore"):
@@ -376,7 +376,7 @@ class FamilySums:
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
-    """Add up tables in the given order. If there are more than `cap` clusters, merge those with equal hash % `cap`."""
+    """Add up tables in the given order. If there are more than `cap` clusters, merge clusters by hash."""
     clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
     if is_folded:
@@ -467,7 +467,7 @@ class ClosedFamily:
 
 
 def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
-    """If weights are normalized, return the numbers that divide the weights of a step, one per micro-batch."""
+    """Return the number that divides the weights of each micro-batch, if weights are normalized."""
     rule, table = family.correction.weight, group.totals
     if rule is None or rule.normalize == "none":
         return None
@@ -508,7 +508,7 @@ def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors
 
 @dataclass
 class FamilyRunSums:
-    """Final sums of one family over all steps of a run, or over its sequences with one value of a `--by` column."""
+    """Final sums of one family over a run, or over the sequences with one value of a `--by` column."""
 
     # totals, maxima: columns at each point of the grid [1, ...]
     totals: Arrays = field(default_factory=dict)
@@ -517,7 +517,7 @@ class FamilyRunSums:
     prompts: PromptCounter | None = None  # prompts so far, if the dump has prompt ids
 
     def add(self, closed: ClosedFamily, salt: np.uint64) -> None:
-        """Add the sums of a step. Count its clusters as new clusters, except for prompts that were in earlier steps."""
+        """Add the sums of a step. A prompt that was in an earlier step is not counted again."""
         totals, rows = closed.totals, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salt))

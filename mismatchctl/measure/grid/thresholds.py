@@ -23,14 +23,14 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class BlockParts:
-    """Division of the sequences of a block into parts: into micro-batches, or into clusters."""
+    """Assigns each sequence of a block to a part, which is a micro-batch or a cluster."""
 
     index: Ints  # part of each sequence [S]
     count: int  # number of parts, each with at least one sequence
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Put sequences with the same value in `rows` into one part. Also return the value of each part."""
+        """Make one part per distinct value in `rows`. Also return the value of each part."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -46,7 +46,7 @@ class BlockParts:
 
     @cached_property
     def by_size(self) -> list[tuple[Ints, Ints | slice]]:
-        """Group the parts by size (number of sequences). Return (parts, their sequences) for each size."""
+        """Return (parts, their sequences) for each size. The size is the number of sequences in a part."""
         sizes = np.diff(self.firsts, append=len(self.index))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
@@ -62,14 +62,14 @@ class BlockParts:
 
 
 def as_slice(places: Ints) -> Ints | slice:
-    """If the indices are adjacent, return a slice, which avoids a copy. Else return the indices."""
+    """Return adjacent indices as a slice, which avoids a copy."""
     adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
     return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
 
 
 @dataclass(frozen=True)
 class Term:
-    """One term of a column that is a sum: the column `name`, summed over intervals of bins, times a factor."""
+    """One term of a sum: the column `name`, summed over intervals of bins, times a factor."""
 
     name: str
     runs: BinIntervals | None = None  # intervals that the bins are summed over
@@ -96,7 +96,7 @@ class BlockColumns:
     terms: dict[str, list[Term]] = field(default_factory=dict)
 
     def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
-        """Return the column `name` at each grid point. `sums` contains the column or the columns of its terms."""
+        """Return a column at each grid point. `sums` contains the column, or the columns of its terms."""
         if name not in self.terms:
             return self._at_points(sums[name])
         parts = []
@@ -113,7 +113,7 @@ class BlockColumns:
         return sums
 
     def totals(self, known: Arrays, within: BlockParts) -> Arrays:
-        """Sum each column per micro-batch. `known` are sums per cluster, whose micro-batch is given by `within`."""
+        """Sum each column per micro-batch. `within` gives the micro-batch of each cluster in `known`."""
         rest = [name for name in (*self.passing, *self.fixed) if name not in known]
         return {name: within.sum(sums) for name, sums in known.items()} | self.sum_by(rest, self.parts) | self.summed
 
@@ -173,7 +173,7 @@ class BinIntervals:
 
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
-        """Divide the intervals into groups (pivot, intervals) with starts <= pivot <= stops."""
+        """Return (pivot, intervals) for groups of intervals with starts <= pivot <= stops."""
         left = np.flatnonzero(self.starts < self.stops)
         found = []
         while len(left):
@@ -227,7 +227,7 @@ class IntervalVariants:
 
     @classmethod
     def from_gates(cls, gates: Iterable[Gate]) -> IntervalVariants:
-        """Build the intervals of the values that gates keep, on the scale of the gates (such as the log ratio)."""
+        """Build the interval that each gate keeps, on the gate's scale (such as the log ratio)."""
         bounds = [(*gate_bounds(gate), *gate.inclusive) for gate in gates]
         lows = [low if included else np.nextafter(low, np.inf) for low, _, included, _ in bounds]
         highs = [_exclusive_bound(high) if included else high for _, high, _, included in bounds]
@@ -253,7 +253,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Remove all bins except `bins`, and merge equal intervals. Also return the new interval and bin indices."""
+        """Keep only `bins`, and merge equal intervals. Also return the new index of each interval and bin."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
@@ -275,7 +275,7 @@ def _exclusive_bound(bound: float) -> float:
 
 
 class WeightBounds:
-    """The bounds of several weight rules, and the values (`low`, `high`) that replace weights outside of the bounds."""
+    """The bounds of several weight rules. `low` and `high` replace weights outside of the bounds."""
 
     def __init__(self, rules: Sequence[Weight]) -> None:
         bounds = np.array([rule.bounds for rule in rules])
@@ -288,7 +288,7 @@ class WeightBounds:
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
     def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
-        """Return the largest weight and the negated smallest weight of each part, before and after applying bounds."""
+        """Return the largest and the negated smallest weight per part, before and after applying bounds."""
         ratios = weights.ratios
         ends = -parts.largest(-ratios.min_log_ratio), parts.largest(ratios.max_log_ratio)
         low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
@@ -405,7 +405,7 @@ CLUSTER_COLUMNS = (
 
 
 class GridLayout:
-    """Places arrays, each with the axes of a grid, next to each other in the columns of a table."""
+    """Flattens arrays that have the axes of a grid, and places them in the columns of one table."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
@@ -427,7 +427,7 @@ class GridLayouts(NamedTuple):
 
 @dataclass(frozen=True)
 class CorrectionFamily:
-    """Corrections with the same rules and different bounds: combinations of variants of the weight and of each gate."""
+    """Corrections with the same rules and different bounds. The grid combines all variants of all rules."""
 
     weights: tuple[Weight | None, ...]  # variants of the weight rule. A single None if every weight is 1.
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in order
@@ -438,7 +438,7 @@ class CorrectionFamily:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Return the shape of the grid: the number of variants of the weight rule, and of each gate in `order`."""
+        """Return the number of variants per axis: first the weight rule, then each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
@@ -468,7 +468,7 @@ class CorrectionFamily:
 
     @cached_property
     def cells(self) -> int:
-        """Return the number of possible combinations of a token's bins, with one bin per rule."""
+        """Return the number of combinations of bins, with one bin per rule."""
         weight, rules = self.correction.weight, list(self.thresholds[: self.token_gates])
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
@@ -476,7 +476,7 @@ class CorrectionFamily:
 
     @property
     def width(self) -> int:
-        """Return the largest number of values that a column can have per sequence."""
+        """Return the largest number of values per sequence in a column."""
         return max(math.prod(self.grid), self.cells if self.is_binned else 1)
 
     @cached_property
@@ -489,7 +489,7 @@ class CorrectionFamily:
 
     @cached_property
     def veto(self) -> int | None:
-        """Return the position in `order` of the first veto, if there is a veto."""
+        """Return the position of the first veto in `order`, if there is a veto."""
         first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
         return None if first is None else self.order.index(first)
 

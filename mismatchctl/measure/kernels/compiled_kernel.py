@@ -27,12 +27,12 @@ _SEARCH_BUFFER_SIZE = 1 << 14
 
 
 def _row_property(name: str, *places: int) -> Any:
-    """Return a property whose value is one entry of the attribute `name`, such as `sums[0][3]`."""
+    """Return a property that reads one entry of an attribute, such as `sums[0][3]`."""
     return property(lambda ratios: reduce(getitem, places, getattr(ratios, name)))
 
 
 class CompiledRatios(Ratios):
-    """Ratios whose per-token terms are computed all at once, in a compiled loop, when one of them is first used."""
+    """Ratios that compute all per-token terms in one compiled loop, when the first term is used."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         super().__init__(_to_loop_array(policy), _to_loop_array(reference), segments)

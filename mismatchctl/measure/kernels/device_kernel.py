@@ -101,7 +101,7 @@ def _to_operand(value: Any) -> Any:
 
 
 def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
-    """Select values like `np.where`. If `one` and `other` are plain numbers, the result is float64."""
+    """Select values like `np.where`. Two plain numbers give float64."""
     if not isinstance(one, Tensor) and not isinstance(other, Tensor):
         one = torch.as_tensor(one, dtype=torch.float64, device=condition.device)
     return torch.where(condition, one, other)

@@ -77,7 +77,7 @@ class Kernel:
         return Ratios(policy, reference, segments)
 
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
-        """Yield (index of the first sequence, block) for blocks of a size that suits the kernel."""
+        """Yield (index of the first sequence, block). The kernel chooses the size of the blocks."""
         return batch.blocks()
 
     def reduce_tokens(
@@ -112,7 +112,7 @@ class Kernel:
         return _sum_tokens(ratios, at)
 
     def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
-        """For each token, add 1 to the first column of the row `where`, and its values in `columns` to the others."""
+        """Add each token to the row `where`: 1 to the first column, its values in `columns` to the others."""
         for sums, values in zip(table.T, (None, *columns), strict=True):
             if len(sums) < len(where):
                 sums += np.bincount(where, values, len(sums))
@@ -120,7 +120,7 @@ class Kernel:
                 np.add.at(sums, where, 1 if values is None else values)
 
     def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-        """Return the indices of the tokens in `sequences` whose log ratio is <= `low` or >= `high`, in order."""
+        """Return the indices of tokens in `sequences` with log ratio <= `low` or >= `high`, in order."""
         tokens = ratios.segments.token_indices(sequences)
         x = ratios.log_ratio[tokens]
         return tokens[(x <= low) | (x >= high)]

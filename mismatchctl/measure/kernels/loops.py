@@ -110,7 +110,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Recompute the terms of a token if exp overflows or loses digits."""
+    """Recompute the terms if exp overflows or loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:
@@ -191,7 +191,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add up number, products and sums of pairs of adjacent log ratios. If `position` is empty, no token is masked."""
+    """Add number, products and sums of adjacent log ratios. If `position` is empty, no token is masked."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):
@@ -375,7 +375,7 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Find log ratios <= `low` or >= `high`. Write indices to `found` until it is full. Return the total number."""
+    """Return the number of log ratios <= `low` or >= `high`. Write their indices to `found` until it is full."""
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
         for start in range(offsets[i], offsets[i + 1], TILE):

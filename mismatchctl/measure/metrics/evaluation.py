@@ -60,7 +60,7 @@ _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_g
 
 @dataclass(frozen=True)
 class ScopeFactors:
-    """Numbers that divide the weights of a step to normalize them, one per micro-batch."""
+    """Numbers that divide the weights of each micro-batch, to normalize them."""
 
     scopes: Hashes  # hash of each micro-batch [M], ascending
     factors: Float64s  # by correction, or along a grid [M, ...]
@@ -70,7 +70,7 @@ class ScopeFactors:
 
 
 def normalization_factors(rule: Weight, columns: Mapping[str, Float64s], scopes: Hashes) -> ScopeFactors:
-    """Compute the number that divides the weights of each micro-batch. `columns` are sums of a step by `scopes`."""
+    """Compute the number that divides the weights of each micro-batch. `scopes` are the micro-batches."""
     names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
     excess, number = (columns[name] for name in names)
     if counts_empty(rule):  # empty sequences count with weight 0
@@ -90,7 +90,7 @@ def counts_empty(rule: Weight | None) -> bool:
 
 
 def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
-    """Return the number that divides the weights of each correction in each micro-batch (1: no normalization)."""
+    """Return the numbers that divide weights, [micro-batches, corrections]. 1 means no normalization."""
     scopes = np.unique(table.scopes)
     factors = np.ones((len(scopes), len(plan.corrections)))
     for index, correction in enumerate(plan.corrections):
@@ -137,7 +137,7 @@ def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
 
 
 def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
-    """Return the columns that change if the weights of a correction are divided by `factor`, with their new values."""
+    """Divide the weights of a correction by `factor`. Return the columns that change."""
     shift, found = 1 - factor, {}  # w/F - 1 = (w - 1 + shift) / F
     for name, count in _EXCESS_COUNTS.items():
         found[name] = (columns[name] + columns[count] * shift) / factor
@@ -153,7 +153,7 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
-    """Return the columns of a complete step: sums, number of clusters, and number of clusters without kept tokens."""
+    """Return the columns of the tables that `close_cell` returns."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
@@ -254,7 +254,6 @@ class Evaluator:
             yield index, (own, {key for key in keys if key not in METRICS_WITH_GROUP_ERRORS})
 
     def evaluate(self, groups: Sequence[CellSums], excluded: frozenset[str] | None = None) -> EstimateRow:
-        """Evaluate the metrics of complete steps, without the metrics in `excluded`."""
         cells = _GroupSums([group.merge_scopes() if self.plan.by_prompt else group for group in groups])
         done = {owner: self._section(owner, section, cells) for owner, section in self._sections(excluded)}
         metrics = _add_z(done[MISMATCH_NAME])
@@ -320,7 +319,7 @@ class Evaluator:
 
 
 def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict[str, list[NDArray[Any]]]:
-    """Return value, interval and coverage for all steps, by the key of each metric that is a quantile."""
+    """Return value, interval and coverage of each quantile for all steps, by metric key."""
     quantiles = {metric.key: metric.quantile for metric in section[0] if metric.quantile is not None}
     sure, found = any(key not in section[1] for key in quantiles), []
     for own in tails:
@@ -357,7 +356,7 @@ def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], s
 
 
 def formula_slopes(metric: Metric, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (column, derivative of the metric by the column) for each column that the metric's formula reads."""
+    """Yield each column that the metric's formula reads, and the derivative by this column."""
     assert metric.formula is not None
     reader = ColumnReader(read)
     metric.formula(reader)
@@ -521,7 +520,7 @@ class Accumulator(GroupMerger[CellSums]):
             self._extend(totals, name, [cell for cell, _ in parts], np.array([salt for _, salt in parts]))
 
     def _extend(self, totals: RunTotals, key: tuple[str, LabelValue], cells: list[CellSums], salts: Hashes) -> None:
-        """Add the sums of steps to the sums `key` of a run. If the table gets too many rows, merge clusters."""
+        """Add sums of steps to the sums of a run. If the table gets too many rows, merge clusters."""
         plan, cap = self.plan, self.plan.max_clusters
         if plan.by_prompt:
             prompts = totals.prompts.setdefault(key, PromptCounter())
@@ -534,7 +533,7 @@ class Accumulator(GroupMerger[CellSums]):
         totals.closed[key] = merged.fold_across_scopes(cap, plan.by_prompt) if too_large else merged
 
     def _count_prompts(self, cell: CellSums, prompts: PromptCounter) -> CellSums:
-        """Replace the number of a step's clusters by the number of prompts that were not in earlier steps."""
+        """Count only the prompts that were not in earlier steps, instead of all clusters."""
         names, table = self.evaluator.columns, cell.table
         first = names.position(MISMATCH_NAME, "clusters")
         rest = [names.position(index, "empty_cluster") for index, _ in enumerate(self.plan.corrections)]

@@ -63,7 +63,7 @@ _SCALES = {"": None, "log": LOG_SCALE, "ess": ESS_SCALE, "chi2": CHI2_SCALE}
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the interval of each value, and its coverage if the tail is heavy, else NaN."""
+    """Return each interval, and its coverage if the tail is heavy, else NaN."""
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
         width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
@@ -169,7 +169,7 @@ class Totals(Protocol):
 
 
 class RecordingTotals:
-    """Totals that prefer names with `prefix`, and that record in `read` which names a formula reads."""
+    """Totals that prefer names with `prefix`. They record in `read` which names a formula reads."""
 
     def __init__(self, found: Mapping[str, Number], prefix: str = "") -> None:
         self.found, self.prefix, self.read = found, prefix, dict[str, None]()
@@ -184,7 +184,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Return "ok" if the value is finite, else the reason. `empty`: True if no token was measured."""
+    """Return "ok" for a finite value, else the reason. `empty` means that no token was measured."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -222,7 +222,7 @@ class Estimate:
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
-        """Return value, standard error, interval and status for the group with the index `cell`."""
+        """Return value, standard error, interval and status of one group."""
         value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
@@ -366,7 +366,7 @@ def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
 
 
 def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the interval of the share of tokens above each quantile, and the coverage of the interval."""
+    """Return intervals for the share of tokens above each quantile, and their coverage."""
     sizes = counts.sum(axis=1)
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
     above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])
@@ -385,7 +385,7 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Return the share of K3 in the tokens with the largest K3, which are the share `tokens` of all tokens."""
+    """Return the share of K3 in the worst tokens. `tokens` is the share of all tokens that is called worst."""
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:

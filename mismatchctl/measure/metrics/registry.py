@@ -220,7 +220,7 @@ MAX_ROUNDED_LOG_PROB = 1e-3
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Per sequence, count the tokens whose top-k log-probs are known on both sides, and sum their divergences."""
+    """Sum the divergences per sequence, over tokens with top-k log-probs on both sides."""
     rollout, train = block.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(block.extra_columns)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
@@ -233,12 +233,11 @@ def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the top-k log-probs to compare with the top-k log-probs of the rollout."""
     return next((tokens[name] for name in OTHER_TOP_COLUMNS if name in tokens), None)
 
 
 def compare_distributions(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:
-    """Compute how the distributions of rollout and trainer differ at each token, from their top-k log-probs [T, k]."""
+    """Compare rollout and trainer at each token by their top-k log-probs [T, k]."""
     a, b = (np.clip(side.astype(np.float64), MIN_TOP_LOG_PROB, MAX_ROUNDED_LOG_PROB) for side in (rollout, train))
     p, q = np.where(rollout == -np.inf, 0.0, np.exp(a)), np.exp(b)
     mass_p, mass_q = p.sum(axis=1), q.sum(axis=1)
@@ -259,7 +258,7 @@ SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Per sequence, count tokens with ratios near 1 and far from 1. Also return a flag (mean near 1) and length^1.5."""
+    """Count ratios near 1 and far from 1 per sequence, and flag sequences with a mean near 1."""
     lengths = block.segments.lengths.astype(np.float64)
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
@@ -272,7 +271,7 @@ VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
 def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the ages of tokens per sequence, count known and positive ages, and flag sequences with several versions."""
+    """Sum the ages of the tokens per sequence, and flag sequences with several versions."""
     segments = Segments(block.segments.offsets)  # versions stay on the host
     unknown = np.full(len(block), np.nan)
 
@@ -327,7 +326,7 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
-    """Compute `kl_estimate` in float64, multiply it by `importance`, and clip the product if `kind` is low_var."""
+    """Compute `kl_estimate` in float64, times `importance`. Clip the product if `kind` is low_var."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)
@@ -372,7 +371,7 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
-    """Return two flags per token: each layer has distinct experts, and rollout and trainer use the same experts."""
+    """Return two flags per token: distinct experts in each layer, and equal experts on both sides."""
     tokens, chosen = rollout.shape
     if chosen % width:
         never = np.zeros(tokens, np.bool_)
@@ -388,7 +387,7 @@ def _part_share(whole: str, own: str, other: str) -> Formula:
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Formula:
-    """Return the formula of the correlation of two log ratios. `whole`: column of the square of a + b or a - b."""
+    """Return the formula of the correlation of the log ratios a and b. `whole` is the square of a + b or a - b."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
@@ -459,7 +458,7 @@ KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for
 
 
 def _widest_column(name: str) -> Formula:
-    """Return the formula of `name@k` for the largest k of LAYER_WIDTHS that gives each layer distinct experts."""
+    """Return the formula of `name@k` for the largest k that gives each layer distinct experts."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]
@@ -523,7 +522,7 @@ SPREAD_METRICS = (
 
 @dataclass(frozen=True)
 class Facet:
-    """A group of optional metrics, the columns that they need, and the sums that they are computed from."""
+    """A group of optional metrics, and the columns that they need."""
 
     section: str  # heading
     needs: frozenset[str]  # required columns of the schema
