@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Token values of a step, for a gate that drops the largest values until the mean of the rest is in bounds."""
+    """Token values of a step. The gate drops the largest values until the mean of the others is in bounds."""
 
     gate: Gate
     count: int = 0  # number of the values inside the bound

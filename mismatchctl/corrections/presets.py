@@ -132,7 +132,7 @@ def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Corr
 
 
 def read_corrections(path: str | Path) -> list[Correction]:
-    """Read a YAML or TOML file with one Correction or a list, at the top level or under the key `corrections`."""
+    """Read one Correction or a list from a YAML or TOML file, at the top level or under `corrections`."""
     path = Path(path)
     data = read_data(path)
     items = data.get("corrections", data) if isinstance(data, dict) else data

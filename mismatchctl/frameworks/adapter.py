@@ -123,7 +123,7 @@ UnreadKey = tuple[tuple[str, ...], str]
 def split_unknown(
     keys: Mapping[str, Any], *, interpolations: bool
 ) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], str]]]:
-    """Separate the unknown values, such as `${name}`, from the keys. Return their paths and texts."""
+    """Return the known values, and the path and text of each unknown value, such as `${name}`."""
     unknown: list[tuple[tuple[str, ...], str]] = []
 
     def keep(value: Any, place: tuple[str, ...]) -> Any:

@@ -63,7 +63,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
 
 
 def _iterate_default_files(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each file name in an entry of `defaults:`, and the path of keys where the file is merged."""
+    """Yield each file name in an entry of `defaults:`, with the path of keys for merging it."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")

@@ -36,7 +36,7 @@ class RelatedName:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """Location of a metric's value in a Result: a part of the Result (`source`), and a key in this part."""
+    """Location of a metric's value: a key in one part of a Result."""
 
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is mismatchctl's own key.
@@ -141,12 +141,12 @@ def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
 
 
 def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[LoggedMetric, ...]]]:
-    """Return [(version, meanings)] for the newest version that has this name, or an empty list."""
+    """Return the newest version that has this name, with its meanings. The list has at most one entry."""
     return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 
 def _find_by_name(title: str, name: str) -> tuple[LoggedMetric, ...]:
-    """Return the meanings of a name in one version. Also find names with a prefix, and ignore `/all/` in `name`."""
+    """Return the meanings of a name, which may lack its prefix or contain an extra `/all/`."""
     meanings = _load_meanings(title)
     same = tuple(item for item in meanings if item.name == name)
     found = same or tuple(item for item in meanings if item.name.endswith(f"/{name}"))
@@ -200,7 +200,7 @@ def metrics_as_data(found: Sections) -> list[dict[str, Any]]:
 
 
 def describe_names(metric: Metric) -> dict[str, list[str]]:
-    """Return the frameworks' names of a metric, and names of similar metrics with their differences."""
+    """Return lines for "known as" (names of the metric) and "unlike it" (names of similar metrics)."""
     found: dict[tuple[str, ...], list[str]] = {}
     for relative in find_related_names(metric):
         found.setdefault(relative.differences, []).append(f"{relative.name} ({_format_versions(relative.frameworks)})")

@@ -74,11 +74,11 @@ class Step:
         return column in self.table.column_names
 
     def values(self, column: str) -> Floats:
-        """Return a column's values at the valid tokens [T]. Repeat a value per row for each token of the row."""
+        """Return the values at the valid tokens [T]. Repeat a value per row for each token."""
         return self.all_values(column)[self.mask]
 
     def all_values(self, column: str) -> Floats:
-        """Return a column's values at all tokens, including masked tokens, in the step's dtype."""
+        """Return the values at all tokens, including masked tokens."""
         import pyarrow as pa
 
         if pa.types.is_nested(self._column(column).type):
@@ -221,7 +221,6 @@ class ConfiguredStep:
 
     @cached_property
     def weights(self) -> Array:
-        """Return the weight of each token, or 0 for a rejected token."""
         return np.where(self.keep, self.raw_weights, 0).astype(self.step.dtype)
 
     def mean(self, values: Array, where: Bools | None = None) -> float:
@@ -229,7 +228,7 @@ class ConfiguredStep:
         return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
 
     def row_means(self, values: Array, where: Bools | None = None) -> Array:
-        """Return one mean per row [S], over its selected tokens. A row without such tokens gets 0."""
+        """Return one mean per row [S], or 0 for a row without selected tokens."""
         where = np.ones(self.tokens, np.bool_) if where is None else where
         return self.segments.sum(np.where(where, values, 0.0)) / np.maximum(self.segments.sum(where), 1)
 

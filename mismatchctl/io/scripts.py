@@ -213,7 +213,7 @@ def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Lines(io.StringIO):
-    """Script text in which the line end after a comment also ends the command. shlex alone drops this line end."""
+    """Script text for shlex. It keeps the line end after a comment, because the line end closes the command."""
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         line = super().readline(-1 if size is None else size)

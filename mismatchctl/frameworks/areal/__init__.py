@@ -179,7 +179,7 @@ class Areal(PlainFramework):
     }
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Check a configuration. If it does not contain `use_decoupled_loss`, do not report a missing correction."""
+        """Report a missing correction only if the configuration contains `use_decoupled_loss`."""
         found = super().lint(native, unknown)
         return [one for one in found if one.place != "actor.rejection_sampling" or self.is_on(native)]
 

@@ -286,7 +286,6 @@ class Slime(Framework):
         return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Return a remark if this version counts rejected tokens in denominators, in contrast to the presets."""
         if not (self.about.rollout_denominators and correction.gates):
             return []
         return [
@@ -308,7 +307,6 @@ class Slime(Framework):
         return replay_step(step, self._arguments(correction), self.about, options.micro_batch_size)
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Map names to the missing data. The KL loss needs the reference policy, OPSM's share needs masked tokens."""
         given = self._arguments(correction)
         lacks_reference = given.use_kl_loss and "ref_log_probs" not in columns
         found = dict.fromkeys(("kl_loss", "loss"), "ref_log_probs in every row") if lacks_reference else {}
@@ -356,7 +354,7 @@ def _read_ranks(stamps: tuple[tuple[File, int, int], ...]) -> dict[Path, Any]:
 
 
 def _identify_samples(data: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return one id per sample of a rank: the index of the sample, or a checksum of its tokens."""
+    """Return one id per sample: its index, or a checksum of its tokens."""
     if data.get("sample_indices") is not None:
         return tuple(int(index) for index in data["sample_indices"])
     return tuple(crc32(np.asarray(to_array(tokens), np.int64).tobytes()) for tokens in data.get("tokens", ()))

@@ -52,7 +52,7 @@ class Trl(PlainFramework):
         return {"entropy": ""}
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Check a configuration. If it contains no key of the correction, do not report a missing `use_vllm`."""
+        """Report a missing `use_vllm` only if the configuration contains a key of the correction."""
         found = super().lint(native, unknown)
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 

@@ -457,7 +457,7 @@ class VerlConfig:
 
     @cached_property
     def quoted_numbers(self) -> list[str]:
-        """Return the thresholds that are numbers in quotes. verl of 2026 accepts such strings, so the list is empty."""
+        """Return the thresholds in quotes. Versions of 2026 accept quotes, so their list is empty."""
         if self.version.dialect == "estimator":
             return []
         return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]
@@ -551,7 +551,7 @@ def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, 
 
 
 def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
-    """Convert a gate on the ratio to k1, or the reverse, if the version does not support the statistic of the gate."""
+    """Convert a gate from ratio to k1 or from k1 to ratio, if the version lacks its statistic."""
     low, high = gate.keep
     if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVELS and high:
         keep = (-math.log(high), -math.log(low) if low else math.inf)
@@ -617,7 +617,7 @@ def _format_exp(logarithm: float) -> str:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version that fits a configuration best (the newest of several), if it has a correction key."""
+    """Return the best version for a configuration, if it has a correction key. Among equals, return the newest."""
     native = with_rllm(native)
     outer = find_value(native, "algorithm")
     nested = BLOCK in (outer if isinstance(outer, Mapping) else native)
