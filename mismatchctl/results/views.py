@@ -128,7 +128,7 @@ class View(TextView):
             ConfigError: The path does not end in `.json`.
         """
         if Path(path).suffix != ".json":
-            page = ", to_html writes a page" if Path(path).suffix in (".html", ".htm") else ""
+            page = ". To write a page, use to_html" if Path(path).suffix in (".html", ".htm") else ""
             raise ConfigError(f"{path}: save writes JSON, so the file name must end in .json{page}")
         _write_text(path, self.to_json())
 

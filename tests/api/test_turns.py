@@ -108,7 +108,7 @@ def test_sequence_columns_named_turn_are_breakdowns(tmp_path: Path) -> None:
 
 
 def test_text_columns_are_refused_as_turns(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"turn contains text .* rename the column"):
+    with pytest.raises(ConfigError, match=r"turn contains text .* another name"):
         analyze([write(tmp_path / "a.parquet", columns(turn=["a", "a", "b", "b", "b"]))], by=["turn"])
 
 
