@@ -532,7 +532,9 @@ def has_turn_parts(dump: Dump) -> bool:
     for file in dump.files:
         if TURN_COLUMN in file.ignored:
             problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"
-            raise ConfigError(f"{problem}; store turns as numbers, or give the column another name and use it with --by")
+            raise ConfigError(
+                f"{problem}; store turns as numbers, or give the column another name and use it with --by"
+            )
     return all(
         TURN_COLUMN not in file.partition and (TURN_COLUMN not in file.columns or file.is_per_token(TURN_COLUMN))
         for file in dump.files

@@ -72,7 +72,9 @@ class ThresholdAxis:
         cls, path: str, low: float, high: float, number: int, *, log: bool = False, where: str = "axis"
     ) -> ThresholdAxis:
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
-            raise ConfigError(f"{where}: write START:END:COUNT with two different numbers and a COUNT from 2 to {MAX_POINTS:,}")
+            raise ConfigError(
+                f"{where}: write START:END:COUNT, with different ends and a COUNT from 2 to {MAX_POINTS:,}"
+            )
         if log and min(low, high) <= 0:
             raise ConfigError(f"{where}: on a log scale, START and END must be above 0")
         spaced = np.geomspace(low, high, number) if log else np.linspace(low, high, number)
