@@ -194,7 +194,7 @@ SequencePlace = tuple[str, int]
 
 @dataclass(frozen=True)
 class TokenView:
-    """Data of the token page: sequences, the effects of corrections, and the decoder of token ids."""
+    """The sequences, corrections and vocabulary of the token page."""
 
     rows: tuple[SequenceRow, ...]
     corrections: tuple[AppliedCorrection, ...]

@@ -196,7 +196,7 @@ def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iter
 
 
 def _records_mask(native: Mapping[str, Any]) -> bool:
-    """Return True if the engine records which tokens it could sample, so that the trainer can mask the others."""
+    """Return True if the engine records the tokens that it could sample, because the trainer can mask the others."""
     return any(
         (_MASK in str(key).replace("-", "_") and value not in (False, None))
         or (isinstance(value, Mapping) and _records_mask(value))

@@ -81,7 +81,7 @@ _PLACE_COLUMN = "\0place"
 
 @dataclass(frozen=True)
 class TrimThresholds:
-    """The threshold of each gate with `over: batch` at each step: the smallest value that the gate drops."""
+    """The smallest value that each gate with `over: batch` drops at each step."""
 
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
@@ -97,14 +97,14 @@ class TrimThresholds:
 
 
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
-    """Compute the threshold of each gate with `over: batch` at each step, in an additional pass over the dump."""
+    """Read the dump once more to find the thresholds."""
     gates = _batch_gates(corrections)
     units = dump.units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
 
 
 def apply_trims(batch: TokenBatch, corrections: Iterable[Correction]) -> TokenBatch:
-    """Add the thresholds of gates with `over: batch` to a batch, which must contain all rows of its steps."""
+    """Add the thresholds to a batch that contains all rows of its steps."""
     return _collect_trims(_batch_gates(corrections), [(batch, "")]).add_to(batch, "")
 
 

@@ -132,7 +132,7 @@ class ScoreSettings:
 
 
 def hash_checkpoint(folder: Path) -> str:
-    """Hash the configuration of a checkpoint, and the name, size, first MiB and last MiB of each weight file."""
+    """Hash the configuration, and the names, sizes, first MiB and last MiB of the weight files."""
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
         kinds = "config.json and *.safetensors"

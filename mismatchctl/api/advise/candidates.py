@@ -489,7 +489,7 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
 
 
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
-    """Return the rows and columns of the table of logits, and the index of each token's logit [T]."""
+    """Return the size of the table of logits, and the index of each token's logit [T]."""
     known, code = np.unique(ids, return_inverse=True)
     size = len(known)
     before = np.concatenate([[size], code[:-1]])

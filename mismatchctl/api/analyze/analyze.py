@@ -237,7 +237,7 @@ def _build_run(name: str, accumulator: Accumulator, dump: Dump) -> model.RunResu
 def _predict_fresh_batches(
     totals: RunTotals, steps: model.Groups, accumulator: Accumulator
 ) -> dict[str, model.FreshBatch]:
-    """Predict the share of tokens that each correction rejects in a new batch of the size of a step."""
+    """Predict the share of tokens that each correction rejects in a new batch. The batch has the size of a step."""
     table, axis = totals.overall.table, accumulator.evaluator.columns
     tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]
     sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())

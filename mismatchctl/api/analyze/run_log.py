@@ -68,7 +68,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Return the metric name of each column, without the W&B prefix "RUN - ", or "" for other columns."""
+    """Return the metric name of each column, without the W&B prefix "RUN - ". Other columns become ""."""
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]

@@ -346,7 +346,7 @@ _REPLICATES = 2048
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Token counts and mean K3 of one run in each of B parts of the data. Each array has the shape [..., B]."""
+    """Token counts and mean K3 of one run, in B parts of the data. Each array has the shape [..., B]."""
 
     tokens: Float64s
     k3: Float64s
@@ -461,7 +461,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
-    """Find the parts that cause most of the change of K3, although their share of K3 was small."""
+    """Find the parts that cause most of the change, although their share of K3 was small."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None

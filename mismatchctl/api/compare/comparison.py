@@ -415,7 +415,7 @@ def format_signed(value: float | None) -> str:
 
 
 def format_signed_percent(value: float | None) -> str:
-    """Format a relative difference as a percentage (`+50%`), or as a factor (`12x`) if the factor is at least 10."""
+    """Format a relative difference, such as `+50%`, or `12x` if the factor is at least 10."""
     if value is None:
         return format_number(None)
     return f"{format_number(value + 1)}x" if value >= 9 else f"{'+' if value > 0 else ''}{percent(value)}"

@@ -537,7 +537,7 @@ def _fold_table(table: model.Clusters, keys: Hashes, sums: Float64s, values: Has
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write a baseline as JSON with sorted keys, to a file or to the next numbered file of a folder."""
+    """Write a baseline as JSON to a file, or to the next numbered file of a folder."""
     content = "".join(_format_lines(baseline.to_data())) + "\n"
     write_atomically(NextNumber(place) if place.is_dir() else place, content.encode())
     return place

@@ -78,7 +78,7 @@ _SHARE_UNITS = frozenset({"fraction", "probability", "ratio", "correlation", "0/
 
 
 class Rule(BaseModel):
-    """One rule: a metric, at least one bound, and whether to judge the whole run, each step or each column value."""
+    """One rule: a metric, its bounds, and the places to judge (the run, each step or each column value)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -176,7 +176,6 @@ def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
 
 
 def _check_unit(rule: Rule, metric: Metric, data: Mapping[str, Any], where: str) -> None:
-    """Reject a percentage if the metric is not a share, and a bound above 1 if it is a share."""
     for key, bound in (("max", rule.max), ("min", rule.min)):
         if bound is None:
             continue

@@ -259,7 +259,7 @@ _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder (many tokens)
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
-    """Describe how K3 changed in most tokens (bulk), many (shoulder) and a few (tail), or return "" if unknown."""
+    """Describe how K3 changed in most tokens (bulk), in many tokens (shoulder) and in few tokens (tail)."""
     found = []
     for part in check.parts:
         if part.rise is not None:

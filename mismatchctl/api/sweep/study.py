@@ -44,7 +44,7 @@ class ThresholdAxis:
 
     @classmethod
     def parse(cls, path: str, text: str, where: str = "--vary") -> ThresholdAxis:
-        """Parse the values of an axis: a list `a,b,c`, or a range `a:b:n` or `a:b:n:log` of n values from a to b."""
+        """Parse a list `a,b,c`, or a range `a:b:n` or `a:b:n:log` of n values from a to b."""
         if ":" not in text:
             values = tuple(
                 dict.fromkeys(_parse_value(part.strip(), f"{where} {path}={text}") for part in text.split(","))
