@@ -41,7 +41,7 @@ def escape_terminal(text: str) -> str:
 
 
 def escape_markdown(text: str, *, code: bool = False) -> str:
-    """Escape text for a Markdown table cell (`code`: for code in a cell). @mentions and URLs do not become links."""
+    """Escape text for a Markdown table cell. @mentions and URLs do not become links."""
     text = escape_terminal(text)
     if code:
         return text.replace("|", "\\|").replace("`", "'")
@@ -56,7 +56,7 @@ def escape_csv(text: str) -> str:
 
 
 def escape_github(text: str, *, of_property: bool = False) -> str:
-    """Escape the message (or a property) of a GitHub workflow command, so that it cannot contain another command."""
+    """Escape a message or property of a GitHub workflow command. It then cannot contain another command."""
     text = escape_terminal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if of_property else text
 

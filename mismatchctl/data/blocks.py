@@ -535,7 +535,7 @@ def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths:
 
 
 def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: Ints) -> Iterator[Fault]:
-    """Yield faults for null lists, and for lists that are not as long as the row's list of rollout log-probs."""
+    """Yield faults for null lists, and for lists of another length than the rollout log-probs."""
     reference = lists[REQUIRED_COLUMNS[0]]
     for column, mine in lists.items():
         if mine.null is not None:

@@ -59,7 +59,7 @@ _PARALLEL_REQUESTS = 16
 
 @dataclass(frozen=True)
 class FileFooter:
-    """The metadata of a file whose columns are not matched with the schema yet."""
+    """Metadata of a file before its columns are matched with the schema."""
 
     found: UnopenedFile
     size: int
@@ -68,7 +68,7 @@ class FileFooter:
     types: Mapping[str, pa.DataType] = field(repr=False)
 
     def is_all_null(self, column: str) -> bool:
-        """Return True if all values of a column are null. Then the column counts as missing."""
+        """Return True if all values of a column are null. The column then counts as missing."""
         location = self.found.location
         with explain_failures(self.found.path, location, "cannot be read"):
             return self.contents.is_all_null(find_store(location).open(location), column)

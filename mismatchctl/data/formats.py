@@ -26,7 +26,7 @@ NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", 
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values that an extension or dictionary type stores. Other types are returned unchanged."""
+    """Return the storage type of an extension or dictionary type. Other types are unchanged."""
     while isinstance(kind, (pa.BaseExtensionType, pa.DictionaryType)):
         kind = kind.value_type if isinstance(kind, pa.DictionaryType) else kind.storage_type
     return kind
@@ -312,7 +312,7 @@ _SAMPLE_ROWS = 256
 
 @dataclass(frozen=True)
 class FileContents(ABC):
-    """Metadata of a file, which is read before the columns and can be sent to other processes."""
+    """Metadata of a file. It is read before the columns, and can be sent to other processes."""
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]
@@ -376,7 +376,7 @@ _SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
 
 @dataclass(frozen=True)
 class ArrowMessage:
-    """The position of an Arrow message. For a record batch, also the number of rows and the lengths of the arrays."""
+    """The position of an Arrow message. Record batches also have a number of rows and array lengths."""
 
     kind: int
     start: int
@@ -461,7 +461,7 @@ _COLUMNS_IN_FILE = b"mismatchctl.columns"
 
 
 def with_names_in_file(table: pa.Table) -> pa.Table:
-    """Store the names of the columns in the table's metadata, before columns are renamed or added."""
+    """Store the column names in the table's metadata, before columns are renamed or added."""
     return table.replace_schema_metadata({_COLUMNS_IN_FILE: "\0".join(table.schema.names)})
 
 

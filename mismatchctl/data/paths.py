@@ -117,7 +117,7 @@ _MOST_LISTED = 20_000
 
 
 def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]) -> tuple[list[str], list[str]]:
-    """Find files in the given folders that look like dumps but are not read. Also return notes about them."""
+    """Find files in the given folders that look like dumps but are not read. Also return notes."""
     read = {os.path.realpath(file.location) for file in found if file.location}
     skipped = {os.path.realpath(place) for place in _skipped_locations.get()}
     folders = sorted({path for path in map(str, paths) if os.path.isdir(path)})

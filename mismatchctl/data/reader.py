@@ -114,7 +114,7 @@ class Dump:
         return any(column in file.columns or column in file.partition for file in self.files)
 
     def select(self, units: Sequence[ReadUnit]) -> Dump:
-        """Return a small copy of the dump with only these parts, to send to another process."""
+        """Return a copy with only these parts. It is small enough to send to other processes."""
         part, own = copy.copy(self), tuple(units)
         part.files = tuple({unit.file.index: unit.file for unit in own}.values())
         part.paths = {file.index: file.path for file in part.files}
@@ -221,7 +221,7 @@ class Dump:
         return read_long(unit, [*columns, POSITION_COLUMN], self._broken.get(file.index, {}), watched)
 
     def token_ids(self, file_index: int, chosen: Collection[int]) -> dict[int, NDArray[Any]]:
-        """Return the ids of the valid tokens by row number, for the `chosen` rows that have token ids."""
+        """Return the ids of the valid tokens by row number, for `chosen` rows with token ids."""
         wanted, found = np.unique(np.fromiter(chosen, np.int64, len(chosen))), {}
         part = copy.copy(self)
         part._columns, part._watched = (*REQUIRED_COLUMNS, MASK_COLUMN, "run"), (TOKEN_IDS_COLUMN,)

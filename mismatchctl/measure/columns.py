@@ -127,7 +127,7 @@ COMPARED_COLUMNS = ("reward", "advantage", "length")
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Return the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If this loses digits, call `recompute`."""
+    """Compute the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If digits are lost, call `recompute`."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():

@@ -106,7 +106,7 @@ class MeasurePlan:
 
     @cached_property
     def sums(self) -> TableAxis:
-        """Return the summed columns of a cluster table: `sequence_columns`, and the LAYER_COLUMNS."""
+        """Return the columns of a cluster table: `sequence_columns`, and the LAYER_COLUMNS."""
         names = self.sequence_columns.names
         return TableAxis(
             (

@@ -56,7 +56,7 @@ def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
 
 
 def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
-    """Combine hashes with a salt, using the finalizer of splitmix64. Swapped arguments give another result."""
+    """Combine hashes with a salt (finalizer of splitmix64). Swapped arguments give another result."""
     with np.errstate(over="ignore"):
         x = (hashes * np.uint64(0xD1342543DE82EF95) ^ salt) + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -65,7 +65,7 @@ def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
 
 
 def hash_content(columns: list[Float64s]) -> Hashes:
-    """Hash each row of these columns, to identify sequences without an id."""
+    """Hash each row, to identify sequences without an id."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = mix_hashes(hashes, (column + 0.0).view(np.uint64))
@@ -156,7 +156,7 @@ class ClusterTable:
         return len(self.clusters)
 
     def fold(self, cap: int) -> ClusterTable:
-        """Return a table with at most `cap` clusters. If there are more, merge clusters with equal hash % `cap`."""
+        """Return a table with at most `cap` clusters. If there are more, merge clusters by hash."""
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
             return self  # a folded table stays folded, so that equal clusters share a row
         return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)

@@ -448,7 +448,7 @@ def is_response(record: Record) -> bool:
 
 
 def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]]:
-    """Return one row per sampled response, with id, log-probs, token ids, prompt and finish reason."""
+    """Return one row per sampled response."""
     rows: list[dict[str, Any]] = []
     for number, record in enumerate(records):
         try:

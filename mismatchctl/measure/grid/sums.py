@@ -475,7 +475,7 @@ def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors 
 
 
 def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors | None) -> ClosedFamily:
-    """Normalize the weights in the sums of one group, merge micro-batches, and count clusters."""
+    """Finish the sums of one group: normalize weights, merge micro-batches, and count clusters."""
 
     def normalized(layout: GridLayout, table: ClusterTable) -> Arrays:
         columns = layout.arrays(table.sums)

@@ -102,7 +102,7 @@ def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
 
 
 def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSums:
-    """Normalize the weights in the sums of one group, merge the rows of each cluster, and count clusters."""
+    """Finish the sums of one group: normalize weights, merge micro-batches, and count clusters."""
     table, width, corrections = cell.table, len(plan.sums), len(plan.corrections)
     sums = np.zeros((width + 2 * corrections + 1, len(table))).T
     sums[:, :width], maxima = table.sums, table.maxima.copy(order="K")
@@ -129,7 +129,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
 
 
 def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
-    """Merge the sums of several steps in the given order, but keep clusters of different steps apart."""
+    """Merge the sums of several steps in order. Equal clusters of different steps stay apart."""
     tables = [cell.table for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell.pairs)
     pairs = {name: PairSums.combine([cell.pairs[name] for cell in cells if name in cell.pairs]) for name in names}

@@ -133,7 +133,7 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """The definition of a metric, divided into four fields that can be compared with another definition."""
+    """The definition of a metric in four fields, which can be compared with another metric."""
 
     quantity: Quantity  # what is measured
     over: str = VALID_TOKENS  # the tokens or sequences
@@ -295,7 +295,7 @@ def read_metrics(
     extremes: Mapping[str, Extreme] | None = None,
     tails: Mapping[str, Tail] | None = None,
 ) -> tuple[Metric, ...]:
-    """Read a table of metrics.yaml. Functions of metrics that are more than `A / B` are passed by metric key."""
+    """Read a table of metrics.yaml. If a metric is not `A / B`, its function is passed by metric key."""
     rows = dict(_read_tables()[table])
     defaults, metrics = {"undefined": NO_TOKEN} | rows.pop("defaults", {}), []
     for key, row in rows.items():
