@@ -534,7 +534,7 @@ class Calibration(NamedTuple):
 
 
 class Coherence(NamedTuple):
-    """Sign balance of the log ratios of likely and of unlikely tokens: -1 if all are negative, 1 if all positive."""
+    """Sign balance of the log ratios of likely and of unlikely tokens, from -1 (all negative) to 1 (all positive)."""
 
     likely: float
     likely_z: float

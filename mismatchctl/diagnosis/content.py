@@ -82,9 +82,9 @@ class SequenceHashes:
 
 
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
-    """Hash the length of each sequence and the log-probs of 16 of its valid tokens.
+    """Hash the length of each sequence, and the log-probs of 16 tokens.
 
-    The hash of a short sequence of likely tokens also includes its ids, because such a sequence may be sampled twice.
+    Short sequences of likely tokens may be sampled twice, so their hash also includes the ids of the row.
     """
     kind = np.result_type(rows.rollout, rows.train, np.float32)
     with np.errstate(invalid="ignore"):

@@ -136,8 +136,8 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
     """Fit the exponent b in q = p^b / Z to tokens that were sampled from q.
 
     `other` contains log p and `sampled` contains log q. Each context has its own Z. The mean of p / q - 1 is 0 in every
-    context, so Z cancels in b = E[(p / q - 1) log q] / E[(p / q - 1) log p]. The interval of b (by Anderson and Rubin)
-    is also valid if p / q - 1 varies little.
+    context. Therefore, b = E[(p / q - 1) log q] / E[(p / q - 1) log p] does not depend on Z. The interval of b (by
+    Anderson and Rubin) is also valid if p / q - 1 varies little.
     """
     ratio = np.expm1(np.clip(other - sampled, -20, 20))
     weights = ratio * ratio
@@ -352,7 +352,7 @@ def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit
 def _exponents(case: Case) -> Float64s:
     """Return logit(rollout) / logit(train) for unlikely tokens, to estimate the exponent b in rollout ~ train^b.
 
-    The ratio equals b if one other token has all the remaining probability, and is closer to 1 in other contexts. The
+    The ratio equals b if one other token has all the remaining probability. In other contexts, it is closer to 1. The
     ratios farthest from 1 are the best estimates of b. A truncation changes these ratios only a little.
     """
     p, q = case.t[case.rare], np.minimum(case.r[case.rare], -1e-9)

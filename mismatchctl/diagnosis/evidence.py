@@ -232,9 +232,9 @@ def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
     """Return sums for a regression of the mismatch on sequence length, by (column, step, value).
 
-    The array [4, 4] contains the products of four terms, summed over sequences: 1, level, log(number of tokens), and
-    log(mean of 1 - p). The level of a sequence is log(sum of |log ratio| / sum of 1 - p). It is about the same in all
-    sequences if all logits have equal noise. The column "" contains all sequences of a step.
+    A sequence has four terms: 1, level, log(number of tokens), and log(mean of 1 - p). The level is log(sum of |log
+    ratio| / sum of 1 - p). It is about the same in all sequences if all logits have equal noise. The sums [4, 4] add up
+    the products of two terms. The column "" contains all sequences of a step.
     """
     some = (levels.finite > 0) & (levels.size > 0)  # a sequence with identical log-probs has no noise
     counts = levels.finite[some]

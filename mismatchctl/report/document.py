@@ -106,7 +106,7 @@ class Table(DocumentPart):
 
 @dataclass
 class Answers(DocumentPart):
-    """The summary of a run: its answers, K3, K3 at each step, and a command to copy."""
+    """The summary of a run, with its K3 at each step and a command to copy."""
 
     lines: Sequence[Answer]
     k3: float | None = None
@@ -253,7 +253,7 @@ def _has_content(part: PartT | None) -> TypeGuard[PartT]:
 
 @dataclass
 class Headline:
-    """The top of a document: title, size of the data, subtitle, and status (OK, CHECK or FAIL)."""
+    """The top of a document. `status` is OK, CHECK or FAIL."""
 
     title: str
     facts: Sequence[str] = ()

@@ -31,7 +31,7 @@ _WINDOW = 5
 
 @dataclass(frozen=True)
 class OnsetFit:
-    """The best fit of a change to the logarithm of a series: an old level, a jump or ramp, and a new level."""
+    """The best fit of a jump or ramp between two levels to the logarithm of a series."""
 
     onset: int  # index of the first step that leaves the old level
     end: int  # index of the last step of the change
@@ -368,9 +368,9 @@ def check_outliers(
     """Test whether a few tokens cause the change of K3. If so, add their number to the text, or reject the change.
 
     `p99` is the 99th percentile of |log ratio| at each step. `outliers` is the number of tokens whose two probabilities
-    differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change. A change by a
-    few tokens is rejected if a rank test of the steps before and after the change is not significant, because standard
-    errors do not include how often such tokens occur.
+    differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change. Such a change
+    must also pass a rank test of the steps before and after it. Standard errors do not include how often such tokens
+    occur.
     """
     rows = [
         (i, value, high, count)
@@ -426,7 +426,7 @@ def _label_name(value: Label) -> str | int | float:
 
 
 def step_positions(labels: Sequence[Label]) -> Float64s:
-    """Return the step numbers if all steps have ascending numbers, or else 0, 1, 2, ..."""
+    """Return the step numbers if they ascend, or else 0, 1, 2, ..."""
     numbered = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in labels)
     where = np.array(labels, np.float64) if numbered else np.zeros(0)
     ascend = len(where) > 1 and bool(np.isfinite(where).all() and (np.diff(where) > 0).all())
@@ -455,7 +455,7 @@ NEAR_RISE = 2.71
 
 @dataclass(frozen=True)
 class Ramps:
-    """Least-squares fits of all ramps (old level, straight line, new level) to the means of blocks of steps."""
+    """Least-squares fits of all ramps (old level, straight line, new level) to blocks of steps."""
 
     where: Float64s
     start: NDArray[np.int64]  # block at which the ramp starts

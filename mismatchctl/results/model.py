@@ -158,8 +158,8 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 class Value(FiniteModel):
     """A value with standard error `se` and 95% interval. `status` is "ok", or the reason why the value is null.
 
-    `tail` is "heavy_tail" if a few clusters or a few large weights dominate the value. An interval with a heavy tail is
-    too narrow: it contains the true value with a probability of only `covers`, as measured on other dumps.
+    `tail` is "heavy_tail" if a few clusters or a few large weights dominate the value. Then the interval is too narrow.
+    It contains the true value only with a probability of `covers`, as measured on other dumps.
     """
 
     value: float | None
@@ -191,9 +191,9 @@ class Series(FiniteModel):
     """A metric with one value per group, for example per step.
 
     Values are rounded to 9 significant digits (corrections to 7, `se` and `interval` to 3). Counts are exact. `se` and
-    `interval` are absent if no group has them. `status` is a string if all groups have the same status, or else maps
-    each status except "ok" to the indices of its groups. `heavy_tail` contains the indices of groups in which a few
-    clusters or large weights dominate the value, so that the standard error is too small.
+    `interval` are absent if no group has them. `status` is a string if all groups have the same status. Otherwise, it
+    maps each status except "ok" to the indices of its groups. `heavy_tail` contains the indices of groups in which a
+    few clusters or large weights dominate the value. Their standard error is too small.
     """
 
     value: Numbers
@@ -224,8 +224,8 @@ class OverallMetrics(FiniteModel):
 class Clusters(FiniteModel):
     """Table of sums for standard errors, comparisons and baselines. A row is one cluster in one group (such as a step).
 
-    `hashes` identify the clusters. `groups` contains the index of the group of each row. If the table would be too
-    large, `folded` is true: each row is the sum of several clusters over all groups, and `groups` is empty. Columns of
+    `hashes` identify the clusters. `groups` contains the index of the group of each row. `folded` is true if the table
+    would be too large. Then each row is the sum of several clusters over all groups, and `groups` is empty. Columns of
     a correction have the name of the correction as a prefix (`name/column`).
     """
 
@@ -267,8 +267,8 @@ class Breakdown(FiniteModel):
     """Mean K3 and mean |log ratio| of the tokens in each bin of a quantity, with standard errors.
 
     A bin contains values from `low` up to, but not including, `high`. If `high` is null, there is no upper limit.
-    Breakdowns by probability and length also have `logit_shift`: the sum of log ratios divided by the sum of 1 - p,
-    where p is the rollout probability.
+    Breakdowns by probability and length also have `logit_shift`, which is sum of log ratios / sum of 1 - p. Here, p is
+    the rollout probability.
     """
 
     quantity: str
@@ -406,8 +406,8 @@ class RunContent(FiniteModel):
         shown_abs_diff: mean of min(|log ratio|, 1) over the valid tokens, in nats.
         loud: share of masked tokens whose |log ratio| is above the 99.9% quantile of the valid tokens.
         holes: share of masked tokens among the tokens from the first to the last valid token of each row.
-        clipped: share of valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both sides
-            (the larger of these two shares, or 0 if chance explains it).
+        clipped: share of valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both sides.
+            The larger share counts. If chance explains it, the value is 0.
         doubts: causes with high confidence which mean that a column does not contain what its name says.
         vocabulary: number of tokens by token id modulo 64.
         id_p95: 95% quantile of the token ids.
@@ -587,10 +587,9 @@ MASKED_TOKENS = "masked tokens"
 
 
 class SkippedData(FiniteModel):
-    """Data that was left out of a file because of `--on-bad skip` or `mask`, with the reason and the first example.
+    """Data that `--on-bad skip` or `mask` left out of a file, with the reason and the first example.
 
-    `count` is the number of sequences or tokens. `size` is the size in bytes if the whole file was left out, otherwise
-    0.
+    `count` is the number of sequences or tokens. `size` is the size in bytes if the whole file was left out, or else 0.
     """
 
     file: str

@@ -381,7 +381,7 @@ _NEARLY_ALL = 0.95
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Status of a run (OK, CHECK or FAIL), the reason as `text`, and the cause that this text mentions."""
+    """Status of a run: OK, CHECK or FAIL. `text` is the reason, which mentions `cause`."""
 
     status: Status
     text: str

@@ -254,9 +254,9 @@ def linear_statistic(
 ) -> ExcessStatistic:
     """Return the excess of a metric over its limit as a sum over clusters. The sum is exact for a mean.
 
-    For other smooth metrics, the sum is a linear approximation at the value of each sample, so that a larger value
-    always gives a larger excess. For metrics of importance weights, the approximation is at the value of the two
-    samples together, because a few large weights distort the slopes of one sample.
+    For other smooth metrics, the sum is a linear approximation at the value of each sample. Thus a larger value always
+    gives a larger excess. For importance weights, the approximation is at the value of the two samples together. A few
+    large weights would distort the slopes of a single sample.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]

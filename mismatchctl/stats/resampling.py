@@ -274,7 +274,7 @@ def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: floa
 
 
 def shares_above(totals: Float64s) -> Float64s:
-    """Return for each total [1 + R, K] the share of totals in the same column that are at least as large."""
+    """Return for each total [1 + R, K] the share of its column that is at least as large."""
     shares = np.empty_like(totals)
     for column, out in zip(totals.T, shares.T, strict=True):
         ordered, size = np.sort(column), np.abs(column[np.isfinite(column)]).max(initial=0.0)

@@ -412,8 +412,7 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 
 _PREFIX_MIN_SURPRISE, MIN_LOG_PROB = 20.0, -200.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
-"""The last token of a row is wrong if the row is longer than this, and if the token's difference is above these nats
-and above this multiple of the row's median."""
+"""A longer row has a wrong last token if the difference exceeds these nats and this multiple of the row's median."""
 _REPAIRING = {
     "wrong_log_base", "wrong_sign", "probabilities_not_logs", "cumulative", "log_densities", "unmasked_padding",
     "constant_column",
@@ -594,8 +593,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
 
 
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
-"""For tokens after the break: range of E[ratio] if they were sampled, its maximum if all breaks are at one place, and
-the minimum number of tokens."""
+"""Range of E[ratio] for sampled tokens after a break. `_MOST_PLACED` is the maximum if all breaks are at one place."""
 _SAME, _ROWS = 0.8, 5
 
 

@@ -212,7 +212,7 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return rollout / train if it is the same for all tokens, unless it is 1 or comes from another log base."""
+    """Return rollout / train if all tokens have the same quotient. Ignore 1 and quotients of log bases."""
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
     def quotients(chosen: Bools) -> Float64s:

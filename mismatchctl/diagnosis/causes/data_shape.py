@@ -264,7 +264,7 @@ def detect_packed_columns(case: Case) -> Detection | None:
 def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
     """Find rows with masked tokens between valid tokens.
 
-    Also return the indices [T] of the tokens without gaps, from the first valid token and from the start of the row.
+    Also return token indices [T] that skip these gaps. They start at the first valid token, or at the start of the row.
     """
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():

@@ -407,7 +407,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
 
 
 def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
-    """Regress the log mismatch on age and lag. Return slope of age, z-score of age, and z-score of lag."""
+    """Return the slope of the age, its z-score, and the z-score of the lag."""
     terms = [np.ones(len(level)), age]
     if np.ptp(lag) > 0:
         terms.append(lag)
@@ -432,7 +432,7 @@ StepCells = dict[StepKey, Float64s]
 
 @dataclass(frozen=True)
 class Levels:
-    """Log mismatch of groups of sequences, after the effects of length and uncertainty are removed."""
+    """Log mismatch per group of sequences, without the effects of length and uncertainty."""
 
     counts: Float64s  # number of sequences per group [K]
     sums: Float64s  # log mismatch, summed over the sequences of a group [K]
@@ -472,7 +472,7 @@ def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Log mismatch for one value of a column, such as a worker, minus that of other values in the same steps."""
+    """Log mismatch for one value of a column, such as a worker, compared with other values in the same steps."""
 
     value: GroupValue
     difference: float

@@ -41,7 +41,7 @@ _STYLE: dict[str, Any] = {
 
 
 def draw_figure(run: RunResult, name: str) -> Canvas:
-    """Return the report's figure `name`, such as `k3`, `distribution` or `k3_by_position`, as a matplotlib figure."""
+    """Draw a figure of the report, such as `k3` or `distribution`, with matplotlib."""
     found = {figure.name: figure for figure in chain(*run_figures(run).values())}
     if name not in found:
         raise ConfigError(f"unknown figure {name!r}{suggestion(name, found)}; known: {', '.join(found) or 'none'}")
