@@ -216,7 +216,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
             **vars(replace(said, keys=keys, missing=missing)),
             framework=chosen,
             unknown=tuple((".".join(place), text) for place, text in unknown if chosen.reads(place, whole)),
-            descendant=registry.descendant_of(chosen.name, text),
+            descendant=registry.find_descendant(chosen.name, text),
         )
         if not any(one.is_equivalent(other) for other in found):
             found.append(one)

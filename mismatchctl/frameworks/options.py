@@ -233,11 +233,10 @@ class PlainFramework(Framework):
                 continue  # a deprecated name with the value null
             usual = self.options[name]
             check_flag(value, usual, place, self.title)
-            made[name] = self._block(made[name], name, place, value) if isinstance(usual, dict) else value
+            made[name] = self._merge_block(made[name], name, place, value) if isinstance(usual, dict) else value
         return made
 
-    def _block(self, before: Options, name: str, place: Place, value: Any) -> Options:
-        """Check the value of a block in a file, and merge it into `before`."""
+    def _merge_block(self, before: Options, name: str, place: Place, value: Any) -> Options:
         where, usual = ".".join(place), self.options[name]
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self.title}: {where} must be a mapping of keys and values, found {value!r}")

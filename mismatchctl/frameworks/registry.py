@@ -126,7 +126,7 @@ def load_presets() -> Mapping[str, Preset]:
 
 
 def list_frameworks() -> list[dict[str, Any]]:
-    """Describe all frameworks as plain data: versions, presets, logged names and dump files."""
+    """Describe all frameworks as plain data."""
     named = [item.framework for item in load_presets().values()]
     return [
         {
@@ -225,7 +225,7 @@ def _packages_of(path: Path) -> set[str]:
     return found
 
 
-def descendant_of(framework: str, text: str) -> str:
+def find_descendant(framework: str, text: str) -> str:
     """Return the first project in `text` that reuses the framework's keys, as rLLM reuses verl's, or ""."""
     named = _read_detection(framework)["descendants"]
     return next((name for name, pattern in named.items() if re.search(pattern, text, re.IGNORECASE)), "")

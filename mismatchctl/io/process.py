@@ -167,7 +167,6 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 
 def release_memory() -> None:
-    """Give the memory that numpy and Arrow no longer use back to the operating system."""
     import pyarrow as pa
 
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc

@@ -334,7 +334,6 @@ class PythonCall:
     line: int
 
     def values(self, computed: Container[str]) -> dict[str, Any]:
-        """Return the constant values, and Unknown for each argument in `computed` that is not a constant."""
         return self.given | {name: Unknown("computed in the script") for name in self.computed if name in computed}
 
 

@@ -486,7 +486,6 @@ def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
 
 
 def write_parquet(table: pa.Table, handle: BinaryIO, **settings: Any) -> None:
-    """Write a table with `parquet_settings`, overridden by `settings`."""
     chosen = {"row_group_size": _row_group_rows(table), **parquet_settings(table.schema)}
     pq.write_table(table, handle, **{**chosen, **settings})
 

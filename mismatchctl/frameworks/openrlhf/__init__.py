@@ -166,11 +166,10 @@ class OpenRlhf(PlainFramework):
         if not gspo and self.corrects(run.options):
             logged["vllm_kl"] = run.mean(-run.d)
             if self.renamed:
-                logged["is_filter_ratio"] = self._filtered(run)
+                logged["is_filter_ratio"] = self._filtered_share(run)
         return logged
 
-    def _filtered(self, run: ConfiguredStep) -> float:
-        """Return the share of tokens or sequences that are masked or clipped."""
+    def _filtered_share(self, run: ConfiguredStep) -> float:
         options = run.options
         if options["is_correction_mode"] == "clip":
             (low, high), ratio = self._limits(options), exp(run.d)
