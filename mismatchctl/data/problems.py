@@ -227,7 +227,6 @@ class Problems:
         return self.skipped.total()
 
     def add(self, path: str, faults: Iterable[Fault], tokens: int = 0) -> None:
-        """Add the faulty sequences of a block to the counts. They contain `tokens` tokens."""
         rows: set[int] = set()
         for fault in faults:
             rows.update(fault.sequences.tolist())

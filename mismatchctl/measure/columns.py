@@ -194,7 +194,6 @@ class CorrectionFacts:
 
     @cached_property
     def share(self) -> Columns:
-        """Return the kept and the rejected share of each sequence's tokens."""
         kept = self.kept / self.token_divisor
         return {"kept": kept, "rejected": (self.length > 0) - kept}
 

@@ -509,7 +509,6 @@ class PairCollector:
         return sums, maxima
 
     def _add_tails(self, cell: int, ratios: Ratios, start: int, stop: int) -> None:
-        """Collect the largest log ratios of the sequences `start` to `stop - 1` in the group `cell`."""
         known, segments = self._tokens[cell], ratios.segments
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold

@@ -389,7 +389,6 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
 
 
 def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """Add the missing columns of `schema`, filled with nulls."""
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
             problem = "this file contains the column, but the files before this one do not"

@@ -178,7 +178,7 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
 def _convert_run(
     named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
 ) -> tuple[list[ConversionOutcome], list[str]]:
-    """Convert the files of a run to tables, unless they contribute no sequences. Also return notes."""
+    """Convert each file to a table, unless it contributes no sequences. Also return notes."""
     place = os.path.commonpath(named)
     source = ForeignRun(place)
     paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]

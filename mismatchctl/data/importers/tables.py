@@ -467,7 +467,6 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
 
 
 def _find_response(record: Any) -> tuple[str, Record] | None:
-    """Find the response of an inference engine. Return its kind and the response."""
     if not isinstance(record, Mapping):
         return None
     if isinstance(record.get("meta_info"), Mapping):
