@@ -54,20 +54,20 @@ class Case:
     def of(cls, evidence: Evidence, rows: Rows) -> Case:
         rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
         case = cls(evidence, rows, rollout, train, rows.mask & np.isfinite(rollout) & np.isfinite(train))
-        return case.relabelled(whole_k3=float(case.k3.sum()))
+        return case.with_fields(whole_k3=float(case.k3.sum()))
 
     def without(self, tokens: Bools) -> Case:
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
-    def relabelled(self, **labels: Any) -> Case:
-        """Return a copy with other values of some fields, such as `explained`. The copy keeps the cached statistics."""
-        other = replace(self, **labels)
+    def with_fields(self, **values: Any) -> Case:
+        """Return a copy that keeps the cached statistics."""
+        other = replace(self, **values)
         measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
         return other
 
-    def repaired(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
-        """Return a copy with new log-probs. Tokens whose new log-prob is infinite or NaN are left out."""
+    def with_log_probs(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
+        """Leave out tokens whose new log-prob is infinite or NaN."""
         rollout = self.rollout if rollout is None else rollout
         train = self.train if train is None else train
         return replace(self, rollout=rollout, train=train, sound=self.sound & np.isfinite(rollout) & np.isfinite(train))
@@ -108,10 +108,10 @@ class Case:
         """Return (name, own log-probs [N], other side's log-probs [N]) for the rollout and the trainer."""
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
-    def reread(self, side: str, values: Float64s, sequences: Bools) -> Case:
+    def with_reading(self, side: str, values: Float64s, sequences: Bools) -> Case:
         """Return a copy in which `values` [T] replace the log-probs of one side in the given sequences."""
         column = np.where(sequences[self.sequence], values, getattr(self, side))
-        return self.repaired(rollout=column) if side == "rollout" else self.repaired(train=column)
+        return self.with_log_probs(rollout=column) if side == "rollout" else self.with_log_probs(train=column)
 
     def distance(self, sequences: Bools) -> float:
         return float(np.median(np.abs(self.x[self.each(sequences)])))
@@ -408,8 +408,8 @@ class Case:
         slope = float(product.sum()) / whole
         return slope, float(np.sqrt(((product - slope * square) ** 2).sum())) / whole, int((square > 0).sum())
 
-    def break_at_turns(self, found: Bools, split: Ints) -> bool:
-        """Return True if a turn starts near token `split` in most of the `found` sequences."""
+    def breaks_at_turns(self, found: Bools, split: Ints) -> bool:
+        """Return True if a turn starts near token `split` in most of the sequences."""
         turn = self.turns
         if turn is None or not found.any():
             return False
@@ -444,7 +444,7 @@ Found = TypeVar("Found")
 
 
 def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
-    """Cache a statistic of a case. Copies made by `relabelled` share the cached value."""
+    """Cache a statistic of a case. Copies made by `with_fields` share the cached value."""
     key = f"_{measure.__name__}"
 
     @wraps(measure)

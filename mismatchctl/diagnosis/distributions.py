@@ -108,7 +108,7 @@ def _estimate_top_p(b: Float64s, kept: Bools) -> tuple[float, str, float, float]
 
 
 def _estimate_min_p(a: Float64s, b: Float64s, kept: Bools, gone: Bools) -> tuple[float, str, float, float]:
-    """Estimate min-p from the log-probs of the rollout (`a`) and of the other side (`b`)."""
+    """Compare log-probs of the rollout (`a`) and of the other side (`b`)."""
     least = np.where(kept, a, np.inf).min(axis=1) - np.where(kept, a, -np.inf).max(axis=1)
     most = np.where(gone, b, -np.inf).max(axis=1) - np.where(kept, b, -np.inf).max(axis=1)
     ends = np.quantile(most, 1 - _TRUNCATION_QUANTILE), np.quantile(least, _TRUNCATION_QUANTILE)
@@ -249,13 +249,13 @@ class TemperatureFit:
         return bounded and self.steepness < 0.9
 
     @property
-    def plainly_scaled(self) -> bool:
+    def clearly_scaled(self) -> bool:
         fits = self.fits or (0 < self.misfit_z < 5.0 and len(self.case.x) >= 3000)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
     @property
-    def likelier(self) -> str:
-        """Return the side from which the tokens were probably sampled: "rollout", "train", or "" if unknown."""
+    def likely_sampler(self) -> str:
+        """Return the side that probably sampled the tokens: "rollout", "train", or "" if unknown."""
         sampled_by, ratio = _find_sampler(self.case.calibration), self.case.calibration
         less, more = sorted((abs(ratio.z), abs(ratio.inverse_z)))
         if sampled_by or more < 3.0 or less > more / 2:

@@ -178,7 +178,6 @@ def _count_identical(rows: Rows, terms: LevelTerms) -> dict[str, Tally]:
 
 
 def _hash_rows(rows: Rows) -> Hashes:
-    """Hash the length and some log-probs of each row [S]."""
     hashes = rows.segments.lengths.astype(np.uint64)
     some = np.flatnonzero(rows.segments.nonempty)
     last, found = rows.segments.lengths[some] - 1, hashes[some]

@@ -34,9 +34,9 @@ def find_causes(
     evidence: Evidence, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
 ) -> list[Finding]:
     if evidence.sample is None or not evidence.tokens:
-        return _without_tokens(evidence, files)
+        return _report_unfit_rows(evidence, files)
     with np.errstate(all="ignore"):
-        case = Case.of(evidence, evidence.sample.rows).relabelled(growth=growth)
+        case = Case.of(evidence, evidence.sample.rows).with_fields(growth=growth)
         found = _merge_symptoms(_divide_k3(_limit_confidence(_run_tests(case))))
     ranked = sorted(
         found, key=lambda row: (CONFIDENCES.index(row.detection.confidence), -round(row.detection.share, 2))
@@ -44,7 +44,7 @@ def find_causes(
     return [_make_finding(row, files) for row in ranked]
 
 
-def _without_tokens(evidence: Evidence, files: Mapping[int, str]) -> list[Finding]:
+def _report_unfit_rows(evidence: Evidence, files: Mapping[int, str]) -> list[Finding]:
     """Report rows with lists of different lengths, if a run has no other rows."""
     if evidence.unfit is None:
         return []
@@ -79,7 +79,7 @@ def _run_tests(case: Case) -> list[_CauseResult]:
             waiting, tested = [*tested, *waiting], []
         told = detection.confidence != "low"
         explained = (*case.explained, cause.id) if told else case.explained
-        case = rest.relabelled(explained=explained, filled=case.filled or (told and detection.everywhere))
+        case = rest.with_fields(explained=explained, filled=case.filled or (told and detection.everywhere))
     return found
 
 

@@ -444,7 +444,7 @@ def _msprobe_value(cell: CsvCells, mode: str) -> float | None:
 
 
 def _parse_cell(cell: Any) -> float | None:
-    """Parse a number or a percentage. Ignore other strings, such as `N/A`."""
+    """Ignore strings that are not a number or a percentage, such as `N/A`."""
     if not isinstance(cell, str):
         return to_finite(cell)
     text = cell.strip()

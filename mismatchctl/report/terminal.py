@@ -66,7 +66,7 @@ class _TerminalColumn:
 
 
 def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_TerminalColumn]:
-    """Return the most important columns that fit into `width`, in their original order."""
+    """Choose the most important columns that fit into `width`, in their original order."""
     if sum(column.width for column in columns) <= width:
         return columns
     columns = [replace(column, texts=column.brief) for column in columns]

@@ -221,7 +221,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 
 
 def headline_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the main finding with at least 5% of K3. Symptoms come after causes, and harmless findings are last."""
+    """Choose a finding with at least 5% of K3. Causes precede symptoms, and harmless findings are last."""
     sure = [found for found in findings if found.confidence != "low"]
     large = [one for one in sure if one.share_k3 is None or one.share_k3 >= MIN_HEADLINE_SHARE]
     ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
@@ -240,7 +240,7 @@ def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Findi
 
 
 def find_growth(findings: Sequence[Finding]) -> float | None:
-    """Return the factor by which K3 grew, if it is part of the evidence of a finding."""
+    """Return the factor by which K3 grew, if a finding contains it."""
     for finding in findings:
         facts = {fact.name: fact.value for fact in finding.evidence}
         factor = facts.get("factor")

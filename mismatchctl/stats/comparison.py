@@ -108,7 +108,7 @@ class ExcessStatistic:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Return True if the new sample is above the limit by more than rounding errors."""
+        """Ignore rounding errors."""
         rounding = np.abs(_ROUNDING * self.new).sum()
         return bool(self.new.sum() > min(rounding, sys.float_info.max))  # an overflow exceeds the limit
 

@@ -56,7 +56,7 @@ def _find_breaks(case: Case) -> _Breaks | None:
     level = case.part_means(size, after)
     position = case.rows.positions[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
     left = int(np.median((case.counts - split)[found]))
-    return _Breaks(found, split, after, level, position, left, case.break_at_turns(found, split))
+    return _Breaks(found, split, after, level, position, left, case.breaks_at_turns(found, split))
 
 
 def detect_edited_response(case: Case) -> Detection | None:
@@ -116,7 +116,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
     found = (length >= _SPAN_MIN_LENGTH) & (hits >= _SPAN_MIN_DENSITY * length) & (luck < -12.0)
     found &= (others <= 0.05 * rest) & (first >= _EDIT_MIN_SIDE)
     found &= case.counts - first - length >= _EDIT_MIN_SIDE
-    if found.sum() < 2 or case.break_at_turns(found, first):
+    if found.sum() < 2 or case.breaks_at_turns(found, first):
         return None
     inside &= case.each(found)
     tokens, rows, used = case.marked(inside), int(found.sum()), case.counts >= _SPAN_MIN_LENGTH + 2 * _EDIT_MIN_SIDE
@@ -280,7 +280,7 @@ def detect_misaligned(case: Case) -> Detection | None:
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
         examples=case.find_loudest(found),
-        leaves=case.repaired(rollout=moved),
+        leaves=case.with_log_probs(rollout=moved),
     )
 
 

@@ -37,12 +37,12 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
         values = _to_logs(given)
         found = case.find_better_reading(side, values) & inside
         if _cannot_be_logs(own):
-            as_logs, negated = (case.reread(side, column, everywhere) for column in (values, -given))
+            as_logs, negated = (case.with_reading(side, column, everywhere) for column in (values, -given))
             if as_logs.distance(everywhere) < negated.distance(everywhere):
                 found |= inside & (case.counts > 0)
         if found.sum() >= _PROBABILITIES_MIN_ROWS and found.mean() >= 0.05:
             return _match_reading(
-                case, case.reread(side, values, found), side, found, f"{side}_log_probs are probabilities. "
+                case, case.with_reading(side, values, found), side, found, f"{side}_log_probs are probabilities. "
                 "After taking their logarithm, the median difference between the two sides is {after:.3g} nats instead "
                 "of {before:.3g} nats",
                 "difference_of_logs", f"median |log ratio| after taking the logarithm of {side}_log_probs",
@@ -80,7 +80,7 @@ def _match_two_probabilities(case: Case) -> Detection:
             make_fact("difference", apart, "median difference of the two columns"),
         ),
         where={"column": "rollout_log_probs and train_log_probs"},
-        leaves=case.repaired(rollout=_to_logs(case.rollout), train=_to_logs(case.train)),
+        leaves=case.with_log_probs(rollout=_to_logs(case.rollout), train=_to_logs(case.train)),
     )
 
 
@@ -98,7 +98,7 @@ def detect_reversed_rows(case: Case) -> Detection | None:
         return None
     found = case.counts > 0 if found.mean() > 0.5 else found
     reading = _match_reading(
-        case, case.reread("rollout", values, found), "rollout", found, "in {share} of the sequences, "
+        case, case.with_reading("rollout", values, found), "rollout", found, "in {share} of the sequences, "
         "one column is in reverse order. After reversing this column, the median difference between the two sides is "
         "{after:.2g} nats instead of {before:.2g} nats",
         "difference_reversed", "median |log ratio| after reversing one column within each row",
@@ -124,7 +124,7 @@ def detect_cumulative(case: Case) -> Detection | None:
         if found.sum() < 2 or found.sum() < 0.5 * (case.counts >= _CUMULATIVE_MIN_LENGTH).sum():
             continue
         everywhere = np.ones(case.size, np.bool_)
-        left = case.reread(side, column, everywhere)
+        left = case.with_reading(side, column, everywhere)
         after = left.distance(everywhere)
         return Detection(
             "high",
@@ -168,7 +168,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     share = float(best.mean())
     if best.sum() < 3 or share < 0.05:
         return None
-    left = case.reread(side, getattr(case, side) * factor, best)
+    left = case.with_reading(side, getattr(case, side) * factor, best)
     before, after = case.distance(best), left.distance(best)
     if share < 0.5 and after > 0.15 * before:
         return None  # a few rows agree a little better by chance
@@ -468,7 +468,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         examples=case.find_loudest(rows, case.sums(np.abs(case.x) * far)),
         rivals={} if sure and power > _POWER else rival,
         tokens=tokens,
-        leaves=case.without(tokens).relabelled(reshaped=affected > 0.05),
+        leaves=case.without(tokens).with_fields(reshaped=affected > 0.05),
     )
 
 

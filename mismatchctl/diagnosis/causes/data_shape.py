@@ -79,8 +79,8 @@ def detect_constant_column(case: Case) -> Detection | None:
 
 
 def detect_unmasked_padding(case: Case) -> Detection | None:
-    at_end = _run_of_padding(case, last=True)
-    found, end = (at_end, "end") if at_end is not None else (_run_of_padding(case, last=False), "start")
+    at_end = _find_padding_run(case, last=True)
+    found, end = (at_end, "end") if at_end is not None else (_find_padding_run(case, last=False), "start")
     if found is None:
         return None
     tokens, r, t = found
@@ -111,7 +111,7 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
     )
 
 
-def _run_of_padding(case: Case, *, last: bool) -> tuple[Bools, float, float] | None:
+def _find_padding_run(case: Case, *, last: bool) -> tuple[Bools, float, float] | None:
     """Find padding at the end or start of rows. Return its tokens [T], rollout log-prob and train log-prob."""
     if len(case.x) < _FEWEST:
         return None
@@ -219,12 +219,12 @@ def detect_wrong_sign(case: Case) -> Detection | None:
             make_fact("difference", apart, "median difference of the two columns, nats"),
         ),
         where={"column": "rollout_log_probs and train_log_probs"},
-        leaves=case.repaired(rollout=-case.rollout, train=-case.train),
+        leaves=case.with_log_probs(rollout=-case.rollout, train=-case.train),
     )
 
 
 def detect_packed_columns(case: Case) -> Detection | None:
-    gapped = _gapped(case)
+    gapped = _find_gaps(case)
     if gapped is None:
         return None
     best = None
@@ -236,7 +236,7 @@ def detect_packed_columns(case: Case) -> Detection | None:
             if not better.any():
                 continue
             few = better.sum() < 3 or better.sum() < _FEW_ROWS * gapped[0].sum()
-            left, others = case.reread(side, values, better), ~better[case.sequence]
+            left, others = case.with_reading(side, values, better), ~better[case.sequence]
             before, after = (float(np.mean(np.minimum(np.abs(one.without(others).x), 5.0))) for one in (case, left))
             if after < (_FITS_FEW if few else 0.5) * before and (best is None or after / before < best[0]):
                 best = after / before, before, after, side, start, better, left
@@ -261,7 +261,7 @@ def detect_packed_columns(case: Case) -> Detection | None:
     )
 
 
-def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
+def _find_gaps(case: Case) -> tuple[Bools, Ints, Ints] | None:
     """Find rows with masked tokens between valid tokens.
 
     Also return token indices [T] that skip these gaps. They start at the first valid token, or at the start of the row.

@@ -36,7 +36,7 @@ def is_plain_noise(case: Case) -> bool:
     return small and share < _LIGHT_TAIL and _is_balanced(case, 4.0)
 
 
-def may_be_larger(case: Case) -> bool:
+def fits_larger_model(case: Case) -> bool:
     """Return True if bfloat16 can cause this noise, but only in a large or unusually certain model."""
     # the bound comes from small models, and a larger or more certain model may have 3 times this noise
     small = BFLOAT16_NOISE <= case.noise < 3.0 * BFLOAT16_NOISE
@@ -61,7 +61,7 @@ def detect_numerical_noise(case: Case) -> Detection | None:
     power = float(square.mean()) if len(doubtful) else 0.0
     uneven = float((square * square).mean()) / power**2 if power > 0 else 3.0  # the kurtosis
     balanced, few = _is_balanced(case), len(case.x) < 200
-    usual = case.noise < BFLOAT16_NOISE or (may_be_larger(case) and share >= ROUTED_TAIL)
+    usual = case.noise < BFLOAT16_NOISE or (fits_larger_model(case) and share >= ROUTED_TAIL)
     tailed, cached = share >= _LIGHT_TAIL, _CACHE_LIKE[0] < uneven < _CACHE_LIKE[1] and case.noise > FLOAT32_NOISE
     confidence: Confidence = "low"
     if is_plain_noise(case) and not few and not cached:
@@ -116,7 +116,7 @@ def _describe_arithmetic(case: Case) -> str:
         return "usual for float32 arithmetic"
     if case.noise < BFLOAT16_NOISE:
         return "usual for bfloat16 arithmetic"
-    if may_be_larger(case):
+    if fits_larger_model(case):
         return (
             "more than bfloat16 arithmetic causes in small models. Possible reasons are a larger or more certain "
             "model, experts, or a cache in low precision"
@@ -480,7 +480,7 @@ def detect_unexplained(case: Case) -> Detection | None:
     if len(case.x) < 200 and not len(mark_gross_tokens(case).nonzero()[0]):
         return None
     return _match_tokens(case) or (
-        None if case.filled or case.reshaped else _match_rows(case) or _match_everywhere(case)
+        None if case.filled or case.reshaped else _match_rows(case) or _match_large_noise(case)
     )
 
 
@@ -512,7 +512,7 @@ def _match_tokens(case: Case) -> Detection | None:
     seats = _describe_places(case, chosen)
     seated = "positions" in seats and count >= 5  # one long row has many tokens of one worker and step
     far = [int((np.abs(case.standard) > limit).sum()) for limit in (5.0, _GROSS_NOISE_FACTOR)]
-    tail = may_be_larger(case) and far[0] >= 1.5 * far[1] and not seated  # as with other experts
+    tail = fits_larger_model(case) and far[0] >= 1.5 * far[1] and not seated  # as with other experts
     examples = case.find_loudest(rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.positions[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
@@ -581,7 +581,7 @@ def _match_rows(case: Case) -> Detection | None:
     )
 
 
-def _match_everywhere(case: Case) -> Detection | None:
+def _match_large_noise(case: Case) -> Detection | None:
     if is_plain_noise(case):
         return None
     (share, _), ratio = tail_shares(case), case.calibration
@@ -604,7 +604,7 @@ def _match_everywhere(case: Case) -> Detection | None:
     if broken:
         summary += ". The rollout column does not belong to the sampling distribution (E[ratio] is not 1)"
     return Detection(
-        "low" if may_be_larger(case) else "high" if sure else "medium",
+        "low" if fits_larger_model(case) else "high" if sure else "medium",
         summary,
         evidence=(
             make_fact("noise", case.noise),

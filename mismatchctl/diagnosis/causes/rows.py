@@ -9,7 +9,7 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_count
 from mismatchctl.diagnosis.case import BFLOAT16_NOISE, UNRELATED_CORRELATION, Case, cached_on_case
-from mismatchctl.diagnosis.causes.staleness import of_one_version
+from mismatchctl.diagnosis.causes.staleness import keep_first_version
 from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, make_share_fact, percent
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.model import Fact
@@ -187,7 +187,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
         return None
     if "context_mismatch" in case.explained:
         return None  # there is already a finding for a jump at a turn
-    case = of_one_version(case)
+    case = keep_first_version(case)
     for boundary, place in (("response", case.place), ("turn", _tokens_since_turn(case))):
         if place is None:
             continue
@@ -421,7 +421,7 @@ def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
 def detect_position_mismatch(case: Case) -> Detection | None:
     if case.reshaped or case.filled or case.spread < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None
-    case = of_one_version(case)
+    case = keep_first_version(case)
     factor, z, size = loudness_rise(case)
     if z < 5.0 or factor < 2.0 or size[1] / 0.6745 < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None

@@ -32,9 +32,9 @@ def detect_temperature(case: Case) -> Detection | None:
     truncated = "truncated_sampling" in case.explained
     if truncated and compare_same_contexts(case) is not None:
         return None  # the finding for the truncation contains the temperature
-    if found is None or (found.likelier == "train" and not truncated) or not (found.scaled or truncated):
+    if found is None or (found.likely_sampler == "train" and not truncated) or not (found.scaled or truncated):
         return None
-    told, steep = found.likelier == "rollout" and not truncated, truncated or found.plainly_scaled
+    told, steep = found.likely_sampler == "rollout" and not truncated, truncated or found.clearly_scaled
     rivals = {}
     if not told:
         rivals["raw_logprobs"] = "check the engine's logprobs mode, or record more tokens until E[ratio] is clear"
@@ -60,7 +60,7 @@ def detect_temperature(case: Case) -> Detection | None:
             make_fact("inverse_ratio_mean_minus_one", case.calibration.inverse),
         ),
         rivals=rivals,
-        leaves=case.relabelled(reshaped=True),
+        leaves=case.with_fields(reshaped=True),
         everywhere=True,
     )
 
@@ -126,7 +126,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
         ),
         where={"tokens": percent(below)},
         rivals={} if plain else rival,
-        leaves=case.relabelled(reshaped=True),
+        leaves=case.with_fields(reshaped=True),
         everywhere=True,
     )
 
@@ -157,7 +157,7 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
             make_fact("ratio_mean_minus_one", ratio.excess, _CUT_MASS, against=ratio.z > _TRUNCATED_Z),
         ),
         rivals={} if read.name else {"other_vocabulary": "check whether the excluded tokens are banned on the engine"},
-        leaves=case.relabelled(reshaped=True),
+        leaves=case.with_fields(reshaped=True),
         everywhere=True,
     )
 
@@ -178,7 +178,7 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
         said = f"top-p of about {p_low:.3g} (tokens above this probability are the only choice and have log-prob 0)"
         meaning = "top-p of the sampler, from the least probable token that was the only choice"
         return said, [make_fact("top_p", p_low, meaning, interval=(low, high))]
-    level = _level_mass(case)
+    level = _find_top_p(case)
     if level is not None:
         value, interval = level
         said = f"top-p of about {value:.3g} (all positions with an unlikely token keep the same probability mass)"
@@ -230,7 +230,7 @@ def _describe_tempered_setting(
     return said + setting, facts + told
 
 
-def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
+def _find_top_p(case: Case) -> tuple[float, tuple[float, float]] | None:
     """Return top-p and its interval, if the kept mass is the same at all positions with an unlikely sampled token.
 
     With top-p, the kept mass is slightly above p there. With top-k or min-p, it grows with the probability of the
@@ -305,13 +305,13 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
     if found is None:
         return _compare_entropy(case)
-    if found.likelier != "train" or case.reshaped or not (found.scaled or found.sure):
+    if found.likely_sampler != "train" or case.reshaped or not (found.scaled or found.sure):
         return None
     interval = found.interval and (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
     own, ratio = 1 / found.temperature, case.calibration
     known = "temperature of the trainer relative to the rollout column"
     return Detection(
-        "high" if found.sure and found.plainly_scaled else "medium",
+        "high" if found.sure and found.clearly_scaled else "medium",
         f"the trainer's log-probs belong to the sampling distribution. Relative to the rollout column, they have "
         f"temperature {own:.4g} {format_interval(interval)}"[:-1]
         + ". The engine reports log-probs from before its temperature",
@@ -323,7 +323,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
             make_fact("inverse_z", ratio.inverse_z, "E[1 / ratio] - 1 in standard errors"),
         ),
         rivals={"temperature": "check the engine's logprobs mode. With a wrong trainer temperature, E[ratio] is 1"},
-        leaves=case.relabelled(reshaped=True),
+        leaves=case.with_fields(reshaped=True),
         everywhere=True,
     )
 
@@ -369,7 +369,7 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     if {"logit_penalty", "logit_bias", "truncated_sampling"} & {*case.explained} or case.reshaped:
         return None
     found = estimate_temperature(case)
-    if found is None or not found.bounded or not found.sure or found.likelier == "train":
+    if found is None or not found.bounded or not found.sure or found.likely_sampler == "train":
         return None
     side = "rollout" if case.coherence.likely > 0 else "trainer"
     why = "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their differences"
@@ -389,7 +389,7 @@ def detect_logit_softcap(case: Case) -> Detection | None:
             "temperature": "compare the sampling temperatures of the two sides",
             "weights_differ": "compare checksums of the weights. A sharper policy looks similar",
         },
-        leaves=case.relabelled(reshaped=True),
+        leaves=case.with_fields(reshaped=True),
         everywhere=True,
     )
 

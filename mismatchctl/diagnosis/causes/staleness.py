@@ -38,7 +38,7 @@ def _lag_of_tokens(case: Case) -> Float64s | None:
     return lag if known.any() and bool(((high > low) & (case.counts > 0)).any()) else None
 
 
-def of_one_version(case: Case) -> Case:
+def keep_first_version(case: Case) -> Case:
     """Remove the tokens that were sampled with other weights than the first token of their row."""
     lag = _lag_of_tokens(case)
     if lag is None:
@@ -302,7 +302,7 @@ def detect_stale_worker(case: Case) -> Detection | None:
         examples=case.find_loudest(mine),
         rivals={} if several_lags else rival,
         tokens=tokens,
-        leaves=case.without(tokens).relabelled(left_out=case.left_out | {column: frozenset(values)}),
+        leaves=case.without(tokens).with_fields(left_out=case.left_out | {column: frozenset(values)}),
     )
 
 

@@ -345,7 +345,7 @@ class _PageBuilder:
         section = doc.Section("Corrections", "corrections", folded=True, opened=not self.brief)
         section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, new batch"
         shown = dict(list(self.runs.items())[:MAX_COLORED_RUNS])
-        section.lead = self._severity(shown)
+        section.lead = self._describe_ess_loss(shown)
         tradeoff = doc.Figures([charts.corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
         yield section.add(run_tables.comparison_of_corrections(self.result), tradeoff)
         yield self.details(
@@ -353,7 +353,7 @@ class _PageBuilder:
             note="values by step, loss, gradient, and rejections by each rule",
         )  # fmt: skip
 
-    def _severity(self, shown: Mapping[str, RunResult]) -> str:
+    def _describe_ess_loss(self, shown: Mapping[str, RunResult]) -> str:
         """Describe the loss of ESS per run, if token weights are truncated at 2."""
         default = (one.name for one in self.result.corrections if one.weight == Weight(truncate=2.0) and not one.gates)
         name, classes = next(default, ""), []
