@@ -75,7 +75,6 @@ class SequenceHashes:
 
     @cached_property
     def lowest(self) -> tuple[Hashes, Ints, Ints, Ints]:
-        """Merge the parts, and keep the lowest hashes."""
         hashes, sizes, file, row = (np.concatenate(each) for each in zip(*self.parts, strict=True))
         order = np.lexsort((row, file, hashes))[:_MOST_ROWS]
         return hashes[order], sizes[order], file[order], row[order]

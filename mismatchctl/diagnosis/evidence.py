@@ -41,7 +41,6 @@ class Tally:
 
     @classmethod
     def of(cls, rows: Rows, marks: Bools) -> Tally:
-        """Count the tokens of `rows` for which `marks` [T] is true."""
         marked = np.flatnonzero(rows.segments.max(marks) > 0)
         end = rows.segments.offsets[marked[:MAX_PLACES][-1] + 1] if len(marked) else 0
         first = np.flatnonzero(marks[:end])[:MAX_PLACES]

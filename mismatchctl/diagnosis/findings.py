@@ -45,7 +45,6 @@ def find_causes(
 
 
 def _report_unfit_rows(evidence: Evidence, files: Mapping[int, str]) -> list[Finding]:
-    """Report rows with lists of different lengths, if a run has no other rows."""
     if evidence.unfit is None:
         return []
     none = np.zeros(0)

@@ -689,7 +689,6 @@ class LogitNoise(BaseModel):
 
 
 def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | None:
-    """Estimate the noise in each logit that would cause the log ratios of these tokens."""
     with np.errstate(over="ignore"):
         squares = float(np.square(train - rollout).sum())
     doubt = float(np.square(-np.expm1(np.minimum(rollout, 0.0))).sum())

@@ -156,7 +156,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
 
 
 def _ratio_error(table: Float64s) -> float | None:
-    """Return the cluster-robust standard error of the mean of reference probability / rollout probability."""
+    """Return the cluster-robust standard error of mean(reference probability / rollout probability)."""
     if len(table) < 2:
         return None
     tokens = table[:, 0].sum()

@@ -70,8 +70,6 @@ def _jinja_environment() -> jinja2.Environment:
 
 
 def script_json(data: Any) -> Markup:
-    """Return JSON for a script element, with escaped strings."""
-
     def escaped(value: Any) -> Any:
         if isinstance(value, dict):
             return {escaped(key): escaped(one) for key, one in value.items()}

@@ -315,7 +315,7 @@ def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
 
 
 def _is_significant(change: float, error: float, steps: int) -> bool:
-    """Return True if a change of a logarithm is significant and at least a factor of 1.2."""
+    """Require a change by at least a factor of 1.2. `change` is the logarithm of this factor."""
     # in a short series, the estimated error is uncertain
     limit = Z_LIMIT if steps >= SHORT_SERIES else 5.0
     return abs(change) >= limit * error and abs(change) >= math.log(1.2)
@@ -393,7 +393,7 @@ def check_outliers(
     tokens = round(float(counts[after if growth.verdict != "fell" else ~after].sum()))
     if not tokens or 2 * sizes[1] > _ROBUST_SHARE * sizes[0]:  # 2: K3 is proportional to the squared difference
         return growth
-    is_change = growth.changed and abs(_rank_z(k3[after], k3[~after])) >= Z_LIMIT
+    is_change = growth.changed and abs(_mann_whitney_z(k3[after], k3[~after])) >= Z_LIMIT
     tokens = tokens if is_change else round(float(counts.sum()))
     named = f"driven by {format_count(tokens, 'token')} whose two probabilities differ more than 2x"
     if is_change:
@@ -407,8 +407,7 @@ def check_outliers(
     )
 
 
-def _rank_z(first: Float64s, second: Float64s) -> float:
-    """Return the Mann-Whitney statistic of two groups, in standard errors."""
+def _mann_whitney_z(first: Float64s, second: Float64s) -> float:
     sizes = len(first), len(second)
     ranks = np.argsort(np.argsort(np.concatenate([first, second]))) + 1
     above = float(ranks[: sizes[0]].sum()) - sizes[0] * (sizes[0] + 1) / 2

@@ -61,7 +61,6 @@ CAUSES_WITH_VALID_ROLLOUT = frozenset(
 
 
 def get_summary(run: RunResult) -> RunSummary:
-    """Return the summary of a run. If it is not stored, compute it once and store it."""
     run.story = run.story or summarize_run(run)
     return run.story
 
@@ -306,7 +305,6 @@ def data_notes(result: Result) -> list[str]:
 
 
 def left_out_facts(left_out: Sequence[SkippedData]) -> list[str]:
-    """Describe how many sequences, files and tokens were left out. Do not mention zeros."""
     counts = Counter[tuple[str, str]]()
     for item in left_out:
         if item.reason == MASKED_TOKENS:

@@ -52,7 +52,6 @@ class Cause:
 
     @property
     def advice(self) -> str:
-        """Return the advice, including the names of settings in the frameworks."""
         known = list_settings(self.id)
         return load_texts()[self.id]["advice"].replace("{settings}", f" ({'; '.join(known)})" if known else "")
 

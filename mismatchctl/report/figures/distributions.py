@@ -95,7 +95,6 @@ def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
 
 
 def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
-    """Merge neighboring bins, so that at most `_MAX_CELLS` are left."""
     size = np.abs(edges) / bend
     place = np.sign(edges) * np.where(size < 1, size, 1 + np.log10(np.maximum(size, 1)))
     cell = np.floor((place - place[0]) / (place[-1] - place[0]) * _MAX_CELLS)

@@ -41,7 +41,6 @@ _STYLE: dict[str, Any] = {
 
 
 def draw_figure(run: RunResult, name: str) -> Canvas:
-    """Draw a figure of the report, such as `k3` or `distribution`, with matplotlib."""
     found = {figure.name: figure for figure in chain(*run_figures(run).values())}
     if name not in found:
         raise ConfigError(f"unknown figure {name!r}{suggestion(name, found)}; known: {', '.join(found) or 'none'}")
