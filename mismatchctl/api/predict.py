@@ -662,7 +662,7 @@ def _build_prediction(
 def _widen_interval(
     value: float, drawn: tuple[float, float], miss: float, sequences: int, level: float
 ) -> tuple[float, float]:
-    """Widen an interval of a fraction by the noise of `sequences` sequences and the model's error `miss`."""
+    """Widen the interval of a predicted fraction by the sampling noise of a batch and the prediction's error `miss`."""
     least = 0.5 / sequences  # an event that was not observed can still happen
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)

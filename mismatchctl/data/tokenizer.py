@@ -21,7 +21,7 @@ _BYTE_LEVEL_IDS = 257
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of each token id, read from `name`. A token id without bytes is shown as a number."""
+    """The bytes of each token id, and the name of their file. A token id without bytes is shown as a number."""
 
     name: str
     pieces: Mapping[int, bytes]

@@ -304,7 +304,9 @@ class PlainFramework(Framework):
         except ValidationError as error:
             raise ConfigError(explain_error(error, Correction)) from error
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"{self.title} does not take values of these types: {first_error_line(error)}") from error
+            raise ConfigError(
+                f"{self.title}: the value of an option has the wrong type: {first_error_line(error)}"
+            ) from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """Return the options that a Correction was read from, or else a combination of `forms`."""

@@ -356,7 +356,7 @@ class SideShare(FiniteModel):
 
 
 class SidesGroup(FiniteModel):
-    """Errors of each side (root mean square, nats) in one group of tokens, for example one step or one worker."""
+    """Errors of rollout and trainer, as in `Sides`, for one group of tokens such as one step or one worker."""
 
     label: str
     tokens: int

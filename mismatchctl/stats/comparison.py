@@ -96,9 +96,9 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """The amount by which a sample is above its allowed limit, divided among its clusters.
+    """The part of the excess over an allowed limit that each cluster causes.
 
-    The sum over `new` is the amount for the new sample. The sum over `old` is about 0, because the baseline defines the
+    The sum over `new` is the excess of the new sample. The sum over `old` is about 0, because the baseline defines the
     limit.
     """
 

@@ -413,7 +413,7 @@ def _decompose_by_label(
 
 
 def _resample_contributions(samples: Sequence[Mapping[int, ClusterSample]], count: int) -> Float64s:
-    """Return bootstrap standard errors of the contributions [B]. Clusters that both runs share are drawn together."""
+    """Return the bootstrap standard error of the contribution of each of the `count` parts."""
     places = [(side, part, sample) for side, parts in enumerate(samples) for part, sample in parts.items()]
     drawn = np.stack([np.zeros((2, _REPLICATES, count)), np.full((2, _REPLICATES, count), np.nan)])
     metrics = [find_metric("tokens"), find_metric("k3")]
