@@ -129,6 +129,7 @@ _SMALLEST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e6
 _SMALLEST_PERCENT = 1e-5
 _LARGEST_COUNT = 2.0**53  # larger counts and percentages have too many digits to read
 _ROUNDING = 1e-13  # smaller relative errors and smaller distances from 1 are rounding errors
+_MOST_SKEWED = 1.25  # largest part of an interval on one side of the value, divided by half its width
 _SMALLEST_DISTANCE = 1e-6  # a value that is nearer to 1 is shown as 1 + distance
 
 
@@ -152,16 +153,25 @@ def format_number(value: float | None, unit: str = "") -> str:
 def format_estimate(
     value: float | None, se: float | None, unit: str = "", interval: tuple[float, float] | None = None
 ) -> str:
-    """Format a value ± half the width of its 95% interval: `(5.36 ± 0.41)e-4`, `13.2 ± 0.78%`."""
+    """Format a value ± half the width of its 95% interval: `(5.36 ± 0.41)e-4`, `13.2 ± 0.78%`.
+
+    If the value is not near the middle of the interval, show its ends: `2.45e-3 (4.04e-4 to 0.0148)`.
+    """
     text = format_number(value, unit)
     if value is None or not math.isfinite(value) or not se or not math.isfinite(se):
         return text
     if se < _ROUNDING * max(abs(value), unit in UNITS_AROUND_ONE or unit == "-"):
         return text
-    error = INTERVAL_Z * se if interval is None else abs(interval[1] - interval[0]) / 2 or se
+    low, high = interval if interval and interval[0] != interval[1] else (-math.inf, math.inf)
+    error = INTERVAL_Z * se if math.isinf(high - low) else abs(high - low) / 2
     if not math.isfinite(error):
         return text
-    percent = "%" * (unit == "fraction" and _SMALLEST_PERCENT <= max(abs(value), error) < _LARGEST_COUNT)
+    if math.isfinite(high - low) and max(abs(high - value), abs(value - low)) > _MOST_SKEWED * error:
+        return f"{text} ({format_number(low, unit)} to {format_number(high, unit)})"
+    around_one = text.startswith("1 ")
+    percent = "%" * (
+        unit == "fraction" and not around_one and _SMALLEST_PERCENT <= max(abs(value), error) < _LARGEST_COUNT
+    )
     if percent:
         text, value, error = text.removesuffix("%"), 100 * value, 100 * error
     largest = max(abs(value), error)
@@ -170,9 +180,10 @@ def format_estimate(
     scale = 10.0**exponent if scientific else 1.0
     places = max(0, 1 - _exponent(error / scale))
     decimals = _DIGITS - 1 if scientific else places if abs(value) < error else len(text.partition(".")[2])
-    if places > decimals + _DIGITS or ("e" in text and largest > error and not scientific):
+    if around_one or places > decimals + _DIGITS or ("e" in text and largest > error and not scientific):
         return f"{text} ± {_format_scientific_or_plain(error, 2)}{percent}"
-    middle = f"{_trim_zeros(value / scale, min(places, decimals))} ± {error / scale:,.{places}f}"
+    rounded = float(f"{error:.1e}") if error >= 100 else error
+    middle = f"{_trim_zeros(value / scale, min(places, max(decimals, places - 1)))} ± {rounded / scale:,.{places}f}"
     return f"({middle})e{exponent}" if scientific else f"{middle}{percent}"
 
 

@@ -25,7 +25,7 @@ SHORT_TITLES = {
     "weight_bias": "bias of the bound", "loss_scale": "loss scale", "k3_kept": "K3 kept",
     "routing_differs": "routed otherwise",
 }  # fmt: skip
-ERRORS = "± is half the width of the 95% interval"
+ERRORS = "± is half the width of the 95% interval. If the interval is skewed, its ends are in brackets"
 MAX_ROWS = 200
 MAX_RUNS = 14
 SUMMARY_LENGTH, ADVICE_LENGTH, NOTE_LENGTH = 200, 130, 140

@@ -49,15 +49,19 @@ def test_numbers_are_formatted_by_size(value: float | None, unit: str, text: str
         (3e-6, 2e-5, "nats", "(0.3 ± 3.9)e-5"),
         (0.132, 0.004, "fraction", "13.2 ± 0.78%"),
         (1.00002, 3e-6, "ratio", "1.000020 ± 0.0000059"),
-        (123_456.0, 230.0, "-", "123,456 ± 451"),
+        (123_456.0, 230.0, "-", "123,456 ± 450"),
         (-7.990022255e-6, 6.3e-14, "nats/token", "-7.99e-6 ± 1.2e-13"),
         (0.00417, 1e-12, "nats/token", "0.00417 ± 2.0e-12"),
         (12_345.678, 3e-4, "-", "12,346 ± 5.9e-4"),
         (0.5, 1e-10, "fraction", "50.0 ± 2.0e-8%"),
-        (0.99998, 1e-7, "fraction", "99.998 ± 0.000020%"),
+        (0.99998, 1e-7, "fraction", "99.99800 ± 0.000020%"),
         (1 + 2e-7, 1e-9, "ratio", "1 + 2.0e-7 ± 2.0e-9"),
         (1e-9, 0.003, "nats", "0.0000 ± 0.0059"),
-        (2e7, 1e3, "-", "(2.00 ± 0.00020)e7"),
+        (2e7, 1e3, "-", "(2.0000 ± 0.00020)e7"),
+        (1234567.0, 500.0, "-", "(1.2346 ± 0.00098)e6"),
+        (0.99974, 3.8e-5, "", "0.99974 ± 0.000074"),
+        (1 - 5e-8, 2e-8, "fraction", "1 − 5.0e-8 ± 3.9e-8"),
+        (100_000.0, 50_000.0, "-", "100,000 ± 98,000"),
         (12.3, 0.0, "nats", "12.3"),
         (1.0, 4e-18, "ratio", "1.00"),
         (None, None, "nats", "–"),
@@ -69,8 +73,12 @@ def test_an_estimate_has_three_digits_and_its_interval_two(
     assert format_estimate(value, se, unit) == text
 
 
-def test_an_asymmetric_interval_is_shown_as_half_its_width() -> None:
+def test_a_skewed_interval_shows_its_ends() -> None:
+    """A value ± half the interval would contain values that the interval excludes."""
     assert format_estimate(0.448, 0.1, "fraction", (0.03, 0.95)) == "45 ± 46%"
+    assert format_estimate(0.00245, 0.003, "nats/token", (4.04e-4, 0.0148)) == "0.00245 (4.04e-4 to 0.0148)"
+    assert format_estimate(6.2e-5, 0.1, "fraction", (0.0, 0.5)) == "0.00620% (0% to 50.0%)"
+    assert format_estimate(1.0, 0.1, "", (1.0, 1.0)) == "1.00 ± 0.20"
     assert format_estimate(0.448, None, "fraction", (0.03, 0.95)) == "44.8%"
 
 

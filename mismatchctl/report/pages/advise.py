@@ -21,8 +21,9 @@ def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, f
     """Build the terminal output. `full` adds the reasons."""
     judged = _judge(found)
     advice = found[by_severity(judged)[0]]
-    parts = runs_table(judged, "advice") if len(found) > 1 else _screen_parts(advice)
-    screen = doc.Document(_headline(judged)).add(doc.Section("", "advice").add(*parts, *doc.alarms(advice.warnings)))
+    parts = [*(runs_table(judged, "advice") if len(found) > 1 else _screen_parts(advice))]
+    parts += [] if full else doc.alarms(advice.warnings)
+    screen = doc.Document(_headline(judged)).add(doc.Section("", "advice").add(*parts))
     if full:
         screen.sections += document(found).sections
     screen.commands = [*([] if full else [("Reasons", "-v")]), ("Next", _next_command(advice, paths))]
@@ -101,7 +102,7 @@ def document(found: Mapping[str, api.RunAdvice]) -> doc.Document:
 
 
 def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
-    notes = [doc.Note(f"{note}.", "quiet") for note in advice.notes]
+    notes = [*doc.alarms(advice.warnings), *(doc.Note(f"{note}.", "quiet") for note in advice.notes)]
     if advice.fix_first is not None:
         section.add(doc.Note(advice.fix_first.summary), doc.Note(advice.fix_first.advice))
     if not advice.advice:
