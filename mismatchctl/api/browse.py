@@ -121,7 +121,7 @@ def _unmatched_experts(whole: Rows) -> Ints | None:
     ours, theirs = whole.extra_columns.get("rollout_experts"), whole.extra_columns.get("train_experts")
     if ours is None or theirs is None or ours.shape != theirs.shape or ours.ndim != 2:
         return None
-    width = experts_per_layer(ours)
+    width = experts_per_layer(ours[whole.mask])
     first, second = (side[whole.mask].reshape(-1, side.shape[1] // width, width) for side in (ours, theirs))
     differ = ((first[:, :, [k]] != second).all(axis=2).sum(axis=1) for k in range(width))
     return np.asarray(sum(differ), np.int64)

@@ -211,9 +211,10 @@ class Case:
         prompts = self.rows.columns.get("prompt_id")
         if prompts is None:
             return np.arange(self.size)
+        names: dict[Any, int] = {}
         keys = zip(self.column("step").tolist(), prompts.tolist(), range(self.size), strict=True)
-        apart = [f"{step}\0{f'{chr(0)}{index}' if prompt is None else prompt}" for step, prompt, index in keys]
-        return np.unique(np.array(apart), return_inverse=True)[1]
+        apart = [(step, index if prompt is None else prompt, prompt is None) for step, prompt, index in keys]
+        return np.array([names.setdefault(key, len(names)) for key in apart], np.int64)
 
     def column(self, name: str) -> NDArray[Any]:
         return read_column(self.rows, name)

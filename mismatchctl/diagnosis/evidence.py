@@ -167,13 +167,15 @@ def _gather_run(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], si
 def _count_identical(rows: Rows, terms: LevelTerms) -> dict[str, Tally]:
     valid = rows.segments.lengths if rows.mask.all() else rows.segments.sum(rows.mask).astype(np.int64)
 
-    def tally(counts: Ints, identical: bool) -> Tally:
+    slim = replace(rows, columns={}, extra_columns={})  # `take` copies all columns
+
+    def tally(counts: Ints, is_marked: Callable[[Floats, Floats], Bools]) -> Tally:
         marked = np.flatnonzero(counts)
-        few = rows.take(marked[:MAX_PLACES])
-        places = Tally.of(few, ((few.rollout == few.train) == identical) & few.mask).places
+        few = slim.take(marked[:MAX_PLACES])
+        places = Tally.of(few, is_marked(few.rollout, few.train) & few.mask).places
         return Tally(int(counts.sum()), len(marked), places)
 
-    return {"identical": tally(terms.identical, True), "different": tally(valid - terms.identical, False)}
+    return {"identical": tally(terms.identical, np.equal), "different": tally(valid - terms.identical, np.not_equal)}
 
 
 def _hash_rows(rows: Rows) -> Hashes:

@@ -208,7 +208,8 @@ class TerminalWriter:
         for column in shown:
             justify: Literal["left", "right"] = "right" if column.head.numeric else "left"
             flexible, most = column.head.flexible, max(spare, MIN_FLEXIBLE_WIDTH)
-            wrap: dict[str, Any] = {"max_width": most} if flexible and self.wrap else {"no_wrap": True, "overflow": cut}
+            wrap: dict[str, Any] = {"no_wrap": True, "overflow": cut}
+            wrap = {"max_width": most, "overflow": "fold"} if flexible and self.wrap else wrap
             grid.add_column(Text(column.texts[0], justify=justify), justify=justify, **wrap)
             cells.append([self.truncate(one, most) if flexible and not self.wrap else one for one in column.texts[1:]])
         for texts in zip(*cells, strict=True):

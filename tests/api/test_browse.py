@@ -69,9 +69,9 @@ def test_rows_match_the_file(dump: Path, found: TokenView) -> None:
 def test_experts_that_differ_are_counted_by_layer(tmp_path: Path) -> None:
     """The order of experts in a layer has no meaning. Two layers may use the same number."""
     table = {
-        "rollout_log_probs": [[-1.0] * 3], "train_log_probs": [[-1.0] * 3],
-        "rollout_experts": [[[1, 2, 3, 4, 5, 6], [1, 2, 3, 1, 2, 4], [3, 2, 1, 6, 5, 4]]],
-        "train_experts": [[[2, 3, 4, 4, 5, 6], [1, 2, 4, 1, 2, 3], [1, 2, 3, 4, 5, 6]]],
+        "rollout_log_probs": [[-1.0] * 4], "train_log_probs": [[-1.0] * 4], "response_mask": [[0, 1, 1, 1]],
+        "rollout_experts": [[[0] * 6, [1, 2, 3, 4, 5, 6], [1, 2, 3, 1, 2, 4], [3, 2, 1, 6, 5, 4]]],
+        "train_experts": [[[0] * 6, [2, 3, 4, 4, 5, 6], [1, 2, 4, 1, 2, 3], [1, 2, 3, 4, 5, 6]]],
     }  # fmt: skip
     pl.DataFrame(table).write_parquet(tmp_path / "dump.parquet")
     view = browse([str(tmp_path)], [("dump.parquet", 0)], [])

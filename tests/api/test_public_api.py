@@ -801,3 +801,10 @@ def test_commands_restore_the_threads_of_blas(monkeypatch: pytest.MonkeyPatch) -
         assert threads() == 2
     finally:
         set_threads(before)
+
+
+def test_log_probs_of_rounding_above_zero_have_breakdowns() -> None:
+    """The sum of 1 - p of such tokens is negative, and a standard error is not."""
+    table = {"rollout_log_probs": [[1e-4, 1e-4]] * 8, "train_log_probs": [[-0.001 * row, -0.002] for row in range(8)]}
+    breakdown = next(iter(mm.analyze(table).runs.values())).breakdowns["surprisal"]
+    assert all(error is None or error >= 0 for error in breakdown.logit_shift_se or [])

@@ -70,7 +70,7 @@ def test_swapped_sides_swap_their_errors(tmp_path: Path) -> None:
     pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), tmp_path / "d.parquet")
     before, after = sides_of(DUMPS / "dense_rollout_int8"), sides_of(tmp_path)
     assert (before.side, after.side) == ("rollout", "trainer")
-    assert (before.rollout_rms, before.train_rms) == (after.train_rms, after.rollout_rms)
+    assert (before.rollout_rms, before.train_rms) == pytest.approx((after.train_rms, after.rollout_rms), rel=1e-12)
     assert before.rollout_share.value is not None
     assert after.rollout_share.value == pytest.approx(1 - before.rollout_share.value, abs=1e-9)
 

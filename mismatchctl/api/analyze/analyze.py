@@ -373,7 +373,7 @@ def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
         with np.errstate(all="ignore"):
             mean = values.sum(axis=1) / total
             scatter = ((values - mean[:, None] * weights) ** 2).sum(axis=1)
-            error = np.sqrt(scatter * occupied / (occupied - 1)) / total
+            error = np.sqrt(scatter * occupied / (occupied - 1)) / np.abs(total)  # sums of 1 - p may be negative
         columns[key], columns[f"{key}_se"] = replace_nonfinite(mean.tolist()), replace_nonfinite(error.tolist())
     highs = edges[filled + 1]
     return model.Breakdown(
