@@ -75,7 +75,7 @@ def test_unknown_options_and_rules_are_reported(name: str) -> None:
         ("ms-swift", {"rollout_importance_sampling_mode": "sequence_mask"}, "geometric mean"),
         ("openrlhf@0.11", {"type": "seq-mask-tis"}, "does not clamp"),
         ("nemo-rl", {"loss": {"force_on_policy_ratio": True}}, "all zero"),
-        ("prime-rl@2026-10", {"type": "default"}, "use `type: ipo`"),
+        ("prime-rl@2026-10", {"type": "default"}, "Use `type: ipo`"),
     ],
 )
 def test_lint_reports_each_trap(name: str, native: dict[str, Any], said: str) -> None:

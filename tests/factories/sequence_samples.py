@@ -19,5 +19,5 @@ def read_sample(paths: Sequence[str], corrections: Sequence[Correction]) -> Sequ
     sample = empty_sample(len(corrections))
     for unit in dump.units:
         for batch in dump.read(unit, Problems()):
-            sample = sample + collect_batch(trims.on(batch, unit.file.run), unit.file.run, corrections)
+            sample = sample + collect_batch(trims.add_to(batch, unit.file.run), unit.file.run, corrections)
     return sample
