@@ -227,7 +227,7 @@ def spoilt(folder: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "no configuration": (lambda folder: (folder / "config.json").unlink(), 2, "this folder is not a checkpoint"),
     "no JSON": (lambda folder: (folder / "config.json").write_text('{"a":'), 2, "not a valid JSON"),
-    "nothing configured": (lambda folder: (folder / "config.json").write_text("{}"), 2, "model_type"),
+    "nothing configured": (lambda folder: (folder / "config.json").write_text("{}"), 2, "Unrecognized model"),
     "an unknown architecture": (configured(model_type="nonsense"), 2, "nonsense"),
     "no language model": (configured(model_type="vit"), 2, "Unrecognized configuration"),
     "words for numbers": (configured(hidden_size="many"), 2, "hidden_size"),
