@@ -17,7 +17,7 @@ from mismatchctl.results.model import Confidence
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
 """Share of K3 in the tail: below 0.3 in dense models, and 0.7 to 0.95 in mixtures of experts."""
 _CACHE_LIKE = (8.0, 35.0)
-"""Kurtosis of the noise of fp8 caches (3 to 22). Dense models have up to 8, mixtures of experts 42 and more."""
+"""Kurtosis that only fp8 caches have. Fp8 caches had 3 to 22, dense models up to 8, mixtures of experts 42 and more."""
 MIN_STRUCTURE_TOKENS = 3000
 """Minimum number of tokens to detect structure in the noise."""
 
