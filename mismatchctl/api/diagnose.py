@@ -61,8 +61,8 @@ def diagnose(paths: Sequence[DumpSource], *, by: Sequence[str] = (), **options: 
     masked = [run for run in runs if not collector.runs[run].tokens and collector.runs[run].sequences]
     remedy = "check that response_mask is 1 on the tokens that the policy sampled"
     if masked and len(masked) == len(runs) and not any(runs.values()):
-        raise problems.no_tokens_error() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
-    warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
+        raise problems.no_tokens_error() or DataError("no valid token found", file=dump.files[0].path, remedy=remedy)
+    warnings = [*dump.warnings, *(f"{run}: no valid token found; {remedy}" for run in masked)]
     return Diagnosis(runs, sides, noise, warnings, problems)
 
 

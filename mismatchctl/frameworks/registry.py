@@ -165,7 +165,7 @@ def column_aliases() -> Mapping[str, str]:
     for found in load_adapters():
         for alias, column in found.load("").columns.items():
             if merged.setdefault(alias, column) != column:
-                raise ValueError(f"{alias} would mean both {merged[alias]} and {column}")
+                raise ValueError(f"two frameworks use {alias} for different columns: {merged[alias]} and {column}")
     return merged
 
 

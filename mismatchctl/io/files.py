@@ -68,7 +68,7 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
     with open_regular_file(path) as file:
         found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
-            raise OSError(errno.EPERM, "may be another user's")
+            raise OSError(errno.EPERM, "may belong to another user")
         # Python reserves all requested bytes, so do not request `count`. Files in /proc have size 0.
         content: bytes | None = file.read(min(count, max(found.st_size, 1 << 20)))
         if content is None:  # a kernel log that has no new line

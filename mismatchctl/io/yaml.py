@@ -75,7 +75,7 @@ def _construct(node: yaml.ScalarNode) -> PlainValue:
     if node.tag == f"{_TAG_PREFIX}str":
         return text
     if node.tag not in _TAGS:
-        raise TextError(f"the tag {_format_tag(node.tag)} is not read")
+        raise TextError(f"the tag {_format_tag(node.tag)} is not supported")
     if text.count(":") > 3:
         raise TextError(f"{text[:40]} is not a number; quote it if it is a string")
     if name == "int" and len(text) > _MOST_DIGITS:
@@ -317,7 +317,7 @@ class _Builder:
             return str(node.value) if self._decimal and is_number and not _DECIMAL.fullmatch(node.value) else value
         is_mapping = isinstance(node, yaml.MappingNode)
         if node.tag != f"{_TAG_PREFIX}{'map' if is_mapping else 'seq'}":
-            raise TextError(f"the tag {_format_tag(node.tag)} is not read")
+            raise TextError(f"the tag {_format_tag(node.tag)} is not supported")
         if is_mapping:
             return self._mapping(node, keys, depth + 1)
         return [self.build(one, keys, depth + 1) for one in node.value]
@@ -338,7 +338,7 @@ class _Builder:
                 continue
             merged += value if isinstance(value, list) else [value]
             if not all(isinstance(item, dict) for item in merged):
-                raise TextError("<< takes a mapping")
+                raise TextError("the merge key << needs a mapping")
         for mapping in merged:
             found = mapping | found
         return found

@@ -580,8 +580,8 @@ class TestReference:
     @pytest.mark.parametrize(
         ("case", "name", "words"),
         [
-            ("top_p_95", "token_truncate_5", "sequence weights have a mean of {}, which is outside 0.5 to 1.5"),
-            ("int4", "seq_truncate_10", "the reference seq_truncate_10 (mean weight {})"),
+            ("top_p_95", "token_truncate_5", "the mean sequence weight is {}, which is outside 0.5 to 1.5"),
+            ("int4", "seq_truncate_10", "weights of seq_truncate_10, the reference for the bias (mean weight {})"),
         ],
     )
     def test_lower_bounds_of_errors_name_their_cause(self, case: str, name: str, words: str) -> None:

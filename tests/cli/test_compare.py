@@ -40,7 +40,7 @@ def test_the_first_line_is_the_answer(dumps: tuple[Path, Path], width: str, monk
     assert not any(line.endswith(" ") for line in lines)
     assert lines[-1].endswith(f"Next: mismatchctl diagnose {dumps[1].name}")
     reported = " ".join(done.stdout.split())
-    assert "worse compared with base, paired: the same responses to 24 prompts on both sides, with equal" in reported
+    assert "worse compared with base, paired: both runs have the same responses to 24 prompts, with equal" in reported
     assert "where worker 3 makes 100% of the change" in reported
 
 

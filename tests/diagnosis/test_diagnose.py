@@ -338,7 +338,7 @@ def test_fully_masked_dumps_cannot_be_judged(tmp_path: Path) -> None:
     rows = {"rollout_log_probs": [[-1.0, -2.0]], "train_log_probs": [[-1.5, -2.0]], "response_mask": [[0, 0]]}
     pq.write_table(pa.table(rows), tmp_path / "dump.parquet")
     result = run("diagnose", tmp_path)
-    assert result.exit_code == 4 and "no token is valid; check that response_mask" in result.stderr
+    assert result.exit_code == 4 and "no valid token found; check that response_mask" in result.stderr
 
 
 def test_the_worker_is_also_tested_with_other_columns(tmp_path: Path) -> None:

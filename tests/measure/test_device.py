@@ -186,7 +186,7 @@ def test_host_and_device_do_not_mix() -> None:
     from mismatchctl.measure.kernels.device_kernel import to_device, to_device_array
 
     device = to_device_array(to_device(np.array([1.0, 2.0]), torch.device("cpu")))
-    with pytest.raises(TypeError, match="host met one on a device"):
+    with pytest.raises(TypeError, match="with an array on a device"):
         device + np.array([1.0, 2.0])
     with pytest.raises(TypeError):
         np.median(device)

@@ -130,12 +130,11 @@ def advice_notes(
 def _explain_reference(reference: BiasReference) -> str:
     name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
     if not reference.is_per_token:
-        return f"the sample does not contain the tail of the weights of the reference {name} (mean weight {mean})"
+        return f"the sample lacks rare large weights of {name}, the reference for the bias (mean weight {mean})"
     low, high = candidates.CONVERGENCE_RANGE
     return (
-        f"the sequence weights have a mean of {mean}, which is outside {low:g} to {high:g}. Therefore, the "
-        "reference is "
-        f"{name}, which ignores the effect of earlier tokens on a token"
+        f"the mean sequence weight is {mean}, which is outside {low:g} to {high:g}. Therefore, the bias is measured "
+        f"against {name}, which ignores the effect of earlier tokens on a token"
     )
 
 
@@ -145,7 +144,7 @@ _YOURS = "yours: "
 MAX_BATCHES = 64
 MAX_ADVISED = 5
 _MIN_CLUSTERS = 16
-_TOO_LARGE = "the advantages or log ratios are too large, the gradient error overflows"
+_TOO_LARGE = "the gradient error overflows, because the advantages or log ratios are too large"
 
 
 def rank_corrections(

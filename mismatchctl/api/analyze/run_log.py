@@ -346,13 +346,13 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
     known = np.isfinite(ours) & np.isfinite(theirs)
     count = int(known.sum())
     if count < MIN_STEPS:
-        return Lag(compared=count, status=f"only {count} steps have both metrics: a lag needs {MIN_STEPS}")
+        return Lag(compared=count, status=f"only {count} steps have K3 and this metric, and a lag needs {MIN_STEPS}")
     first, last = np.flatnonzero(known)[[0, -1]]
     if count < last - first + 1:
-        return Lag(compared=count, status="the log or the dump lacks steps in between")
+        return Lag(compared=count, status="some steps are missing in the log or in the dump")
     x, y = _ranked_changes(ours[first : last + 1]), _ranked_changes(theirs[first : last + 1])
     if not x.any() or not y.any():
-        return Lag(compared=count, status="one of the two series does not vary")
+        return Lag(compared=count, status="K3 or this metric does not vary")
     reach = min(_MAX_LAG, (len(x) - _MIN_OVERLAP) // 2)
     shifts = np.arange(-reach, reach + 1)
     found = np.array([_lagged_correlation(x, y, int(shift)) for shift in shifts])
@@ -360,7 +360,7 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
     strength = np.abs(found) * np.sqrt(len(x) - np.abs(shifts))
     best = int(np.argmax(strength))
     if strength[best] < limit:
-        return Lag(compared=count, status="no lag beyond chance")
+        return Lag(compared=count, status="no significant lag")
     return Lag(steps=int(shifts[best]), correlation=float(found[best]), compared=count)
 
 

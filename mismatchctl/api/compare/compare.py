@@ -187,7 +187,7 @@ def _describe_pairing(
     what = f"{first.run.clusters.by}s" if first.run.clusters.by != "content" else "sequences"
     if same:
         equal = " and ".join(same)
-        return f"paired: the same responses to {shared:,} {what} on both sides, with equal {equal} log-probs"
+        return f"paired: both runs have the same responses to {shared:,} {what}, with equal {equal} log-probs"
     if shared:
         return f"paired: {shared:,} {what} in common (of {len(samples[0]):,} and {len(samples[1]):,})"
     return f"not paired: no {what} in common"
@@ -281,7 +281,7 @@ def _set_p_value(change: model.Change, alone: float, p: float, tests: int) -> mo
         if alone < level:
             note = f"p = {alone:.2g} alone, {p:.2g} after correction for {tests} tests"
         else:
-            note = f"p = {alone:.2g}: relabeled clusters often differ by this much, so the interval is too narrow"
+            note = f"p = {alone:.2g}: clusters with random labels often differ as much, so the interval is too narrow"
     return change.model_copy(update={"p": p, "significant": p < level, "note": note})
 
 

@@ -241,8 +241,8 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
     absent = [label for label in there if label not in here]
     if len(absent) < len(there) and len(absent) > most * len(there):
         shown = ", ".join("(none)" if label is None else str(label) for label in absent[:3])
-        more, verb = ", ..." * (len(absent) > 3), "is" if len(absent) == 1 else "are"
-        reason = f"{len(absent):,} of the baseline's {len(there):,} steps {verb} missing ({shown}{more}). {remedy}"
+        more = ", ..." * (len(absent) > 3)
+        reason = f"the dump lacks {len(absent):,} of the baseline's {len(there):,} steps ({shown}{more}). {remedy}"
         yield undecided_check(name, "missing steps", reason)
     sample, other = _build_alike_samples(run, accepted)
     common = sample.count_common(other)
@@ -256,8 +256,8 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
     if lost > most * total:
         prompts = f"{accepted.clusters.by if accepted.clusters.by != 'content' else 'sequence'}s"
         reason = (
-            f"{lost:,.0f} of the baseline's {total:,.0f} responses are missing. {len(other) - common:,} of "
-            f"its {len(other):,} {prompts} have no response in the dump. {remedy}"
+            f"the dump lacks {lost:,.0f} of the baseline's {total:,.0f} responses. {len(other) - common:,} "
+            f"of the baseline's {len(other):,} {prompts} have no response in the dump. {remedy}"
         )
         yield undecided_check(name, "missing responses", reason)
 

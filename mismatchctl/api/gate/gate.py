@@ -138,7 +138,7 @@ _FEW_TOKENS_REASON = (
 )
 _FAR_FACTOR = 3.0
 """A value above this multiple of its limit never passes."""
-_DILUTED_REASON = "the prompts of the baseline exceed the limit, but the other prompts of the dump hide this rise"
+_DILUTED_REASON = "above the limit on the baseline's prompts, but the dump's other prompts hide this rise"
 _DIFFERENT_TOKENS_REASON = "the dump lacks the tokens of the baseline. Score the same prompts and responses again"
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 _BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
@@ -395,9 +395,8 @@ def _explain_missing_layers(cases: Sequence[_Case]) -> Iterator[str]:
             lacking, remedy = ("the baseline", "save a new baseline") if known else ("the Result", "pass its dump")
             yield (
                 f"{case.check.run}: the gate only compares the mean of K3, so it can miss a rise of few tokens. "
-                f"{lacking[:1].upper()}{lacking[1:]} lacks K3 by part, because an earlier version made it or it "
-                "has too "
-                f"many clusters. To compare the parts, {remedy}"
+                f"{lacking[:1].upper()}{lacking[1:]} lacks K3 by part (bulk, shoulder and tail), because an earlier "
+                f"version of mismatchctl made it or it has too many clusters. To compare the parts, {remedy}"
             )
 
 
@@ -661,17 +660,17 @@ def _judge_log(rule: Rule, run: LoggedValues, kind: BoundKind) -> Check:
     check = Check(rule=rule.text, run=run.name, place="overall", metric=rule.metric, title=name or rule.metric,
                   unit="", kind=kind, limit=limit)  # fmt: skip
     if name is None:
-        check.reason = f"no name in the log is {rule.metric}"
+        check.reason = f"the log does not contain {rule.metric}"
         return check
     known = [(value, step) for value, step in zip(run.values[name], run.steps, strict=True) if value is not None]
     if not known:
-        check.reason = "the log does not contain it"
+        check.reason = f"every value of {name} in the log is missing, NaN or infinite"
         return check
     check.value, step = (max if kind == "max" else min)(known, key=lambda pair: pair[0])
     check.place = f"step {step}"
     lost = run.not_finite.get(name, 0)
     check.outcome = "failed" if exceeds_limit(check) else "undecided" if lost else "passed"
-    check.reason = f"{lost} values are NaN or infinite" if lost else ""
+    check.reason = f"{lost} values of {name} are NaN or infinite" if lost else ""
     return check
 
 

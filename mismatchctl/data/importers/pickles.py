@@ -138,7 +138,7 @@ class _ByteBudget:
         if self.left < 0:
             raise DamagedError("values that are together far larger than the file")
         if time.monotonic() > self.until:
-            raise DamagedError("it takes too long")
+            raise DamagedError("reading the file takes too long")
 
 
 @dataclass(frozen=True)

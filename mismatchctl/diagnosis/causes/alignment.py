@@ -643,7 +643,7 @@ def detect_engine_state(case: Case) -> Detection | None:
             make_share_fact("sequences", found, used, "share of rows that disagree only after a position"),
             make_fact("ratio_mean", mean, "E[ratio] after it: 1 if these tokens were sampled", against=not sampled),
             make_fact("tokens_after", breaks.tokens_left, "median number of tokens from this position to the end"),
-            make_fact("at_limit", at_limit, "1 if only the longest rows are affected, all at one distance to the end"),
+            make_fact("at_limit", at_limit, "1 if only the longest rows are affected, equally far from the end"),
             make_fact("by_prompt", by_prompt, "1 if the affected rows are all samples of some prompts"),
         ),
         where={"sequences": percent(share), "positions": left if at_limit else "from a position on"},

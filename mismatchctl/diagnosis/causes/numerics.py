@@ -569,7 +569,7 @@ def _match_rows(case: Case) -> Detection | None:
         evidence=(
             make_fact("sequences", share, "share of the rows whose two sides are farther apart"),
             make_fact("times", found.times),
-            make_fact("variance", found.variance, "variance of the rows' log difference: below 0.6 for one kind"),
+            make_fact("variance", found.variance, "variance over rows of log |difference|: below 0.6 for one kind"),
         ),
         where={"sequences": percent(share)},
         examples=case.find_loudest(found.louder),

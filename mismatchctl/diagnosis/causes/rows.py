@@ -257,7 +257,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
             make_fact("z", z, "rise at the turn boundary, in standard errors over rows"),
             make_fact("drift", drift, "rise of log |difference| within turns: large if positions differ"),
             make_fact("stays", stays, "log |difference| of later turns minus log |difference| of earlier turns"),
-            make_fact("ratio_mean", ratio, "E[ratio] after the turn boundary: 1 if these tokens were sampled"),
+            make_fact("ratio_mean", ratio, "E[ratio] after the turn boundary: 1 if the engine sampled these tokens"),
         ),
         where={"positions": f"from turn {int(first) + 1} on", "sequences": percent(share)},
         examples=case.find_loudest(concerned, case.means(np.where(late, np.abs(case.scaled), 0.0))),

@@ -96,7 +96,7 @@ class DeviceArray(NDArrayOperatorsMixin):
 
 def _to_operand(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.ndim:
-        raise TypeError("an array on the host met one on a device")
+        raise TypeError("cannot combine an array on the host with an array on a device")
     return value.tensor if isinstance(value, DeviceArray) else value
 
 

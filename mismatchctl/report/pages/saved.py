@@ -36,7 +36,7 @@ def read_saved(paths: Sequence[Path]) -> tuple[View, Document]:
     other = next((path for path, kept in found if not isinstance(kept, (Result, Sweep))), None)
     results = {path: kept for path, kept in found if isinstance(kept, Result)}
     if other is not None or not results:
-        problem = "only results of analyze and sweep can share a page, with at least one of analyze"
+        problem = "only results of analyze and sweep can share a page, and at least one must be of analyze"
         raise DataError(problem, file=str(other or paths[0]), remedy="run report on this file only")
     names, stems = [name for result in results.values() for name in result.runs], [path.stem for path in results]
     every = list(results.values())
