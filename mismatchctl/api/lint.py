@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, option
-from mismatchctl.frameworks.adapter import Framework, find_value
+from mismatchctl.frameworks.adapter import Framework, find_value, is_date
 from mismatchctl.frameworks.config_files import NativeConfig, read_native_configs
-from mismatchctl.frameworks.lint import LEVELS, LintMessage
+from mismatchctl.frameworks.lint import LEVELS, Level, LintMessage
 from mismatchctl.frameworks.registry import read_file
 from mismatchctl.io.yaml import is_text_in_yaml_1_1, parse_scalar
 
@@ -54,7 +54,8 @@ def lint(
         found += [*traps, *(_measure_findings(chosen, native, dumps, rename or {}) if dumps else ())]
     chosen = all_written[0].framework
     remedy = f"pass a known version, such as {chosen.title}"
-    found += [LintMessage("warning", "", text, remedy, chosen.title) for text in chosen.warnings]
+    level: Level = "info" if is_date(chosen.unknown) else "warning"
+    found += [LintMessage(level, "", text, remedy, chosen.title) for text in chosen.warnings]
     return chosen, sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 

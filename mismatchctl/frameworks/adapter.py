@@ -363,8 +363,11 @@ class Framework(ABC):
 
     @property
     def warnings(self) -> list[str]:
-        asked = f"{self.name}@{self.unknown}"
-        return [f"{asked} is not known, so it is read as {self.title}"] if self.unknown else []
+        if not self.unknown:
+            return []
+        asked, dated = f"{self.name}@{self.unknown}", is_date(self.unknown)
+        before = f"{asked} is read as {self.title}, the last known version before that date"
+        return [before if dated else f"{asked} is not known, so it is read as {self.title}"]
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Merge the files that a configuration refers to, and return the names of missing files."""
@@ -437,6 +440,18 @@ class CodeVersion:
     unknown: str = ""  # the name that was asked for, if it is not known and read as this version
 
 
+def is_date(word: str) -> bool:
+    """Return True if a version such as 2026-07 is a date."""
+    return word[:4].isdecimal() and word[4:5] == "-"
+
+
+def find_newest_patch(names: Iterable[str], word: str) -> str:
+    """Return the last of the releases `names` that is `word` or a patch of it: 0.7 becomes 0.7.1. "" if none is."""
+    plain = word.removeprefix("v")
+    found = [name for name in names if f"{name.removeprefix('v')}.".startswith(f"{plain}.")]
+    return found[-1] if "." in plain and found else ""
+
+
 Version = TypeVar("Version", bound=CodeVersion)
 
 
@@ -448,13 +463,14 @@ def find_dated_version(framework: str, versions: Sequence[Version], word: str) -
         same_commit = len(word) >= 7 and version.commit and version.commit.startswith(word[: len(version.commit)])
         if word in (version.name, *version.words) or same_commit:
             return version
-    if word[:4].isdecimal() and word[4:5] == "-":
+    if is_date(word):
         older = [version for version in versions if version.date[: len(word)] <= word]
         if older:
-            is_later = older[-1] is versions[-1] and not versions[-1].date.startswith(word)
-            return replace(older[-1], unknown=word) if is_later else older[-1]
+            return older[-1] if older[-1].date.startswith(word) else replace(older[-1], unknown=word)
         raise ConfigError(f"{framework}@{word}: versions before {versions[0].date} are not supported")
     names = [version.name for version in versions]
+    if patch := find_newest_patch(names, word):
+        return versions[names.index(patch)]
     hint = suggestion(word, [*names, *(other for version in versions for other in version.words)])
     raise ConfigError(f"unknown {framework} version {word!r}{hint}: use one of {', '.join(names)}")
 

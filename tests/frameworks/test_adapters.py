@@ -102,12 +102,32 @@ def test_unknown_configurations_are_not_assigned_to_a_framework() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "version"),
-    [("verl@9.9", "0.9.1"), ("verl@2030-01", "2026-08"), ("slime@2030-01", "2026-08"), ("miles@2030-01", "2026-08")],
-)
-def test_an_unknown_version_is_read_as_the_newest_with_a_warning(asked: str, version: str) -> None:
+    [
+        ("verl@9.9", "0.9.1"), ("verl@0.10", "0.9.1"), ("verl@0.7.5", "0.7.1"), ("verl@2030-01", "0.9.1"),
+        ("verl@2026-07", "0.8.0"), ("verl@2025-12", "2025-11-25"), ("slime@2030-01", "2026-08"),
+        ("slime@2026-05", "2026-01"), ("miles@2030-01", "2026-08"),
+    ],
+)  # fmt: skip
+def test_an_unknown_version_is_read_as_an_earlier_one_with_a_warning(asked: str, version: str) -> None:
     framework = load_framework(asked)
-    assert framework.warnings == [f"{asked} is not known, so it is read as {framework.name}@{version}"]
+    if "-" in asked:
+        text = f"{asked} is read as {framework.name}@{version}, the last known version before that date"
+    else:
+        text = f"{asked} is not known, so it is read as {framework.name}@{version}"
+    assert framework.warnings == [text]
     assert framework.version == version and load_framework(framework.title).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "version"),
+    [
+        ("verl", "2026-08"), ("verl@0.6", "0.6.1"), ("verl@0.7", "0.7.1"), ("verl@v0.8", "0.8.0"),
+        ("verl@0.9", "0.9.1"), ("verl@2025-11", "2025-11-25"), ("slime@0.2", "v0.2.1"), ("slime@0.2.0", "v0.2.0"),
+    ],
+)  # fmt: skip
+def test_a_partial_version_means_the_newest_that_matches(asked: str, version: str) -> None:
+    framework = load_framework(asked)
+    assert framework.version == version and framework.warnings == []
 
 
 def test_every_use_of_an_unknown_version_is_reported_once(tmp_path: Path) -> None:
@@ -135,6 +155,7 @@ def test_every_use_of_an_unknown_version_is_reported_once(tmp_path: Path) -> Non
     assert mm.analyze(dump, framework=asked).warnings.count(warning) == 1
     assert mm.advise(dump, framework=asked)["dump"].warnings == [warning]
     assert [one.consequence for one in mm.lint(config, framework=asked)] == [warning]
+    assert [one.level for one in mm.lint(config, framework="verl@2026-07")] == ["info"]
     assert mm.read_config(config, framework=asked)[0].about.count(warning) == 1
 
 

@@ -19,6 +19,7 @@ from mismatchctl.frameworks.adapter import (
     CodeVersion,
     UnreadKey,
     find_dated_version,
+    find_newest_patch,
     find_similar,
     find_value,
     fit_rules,
@@ -85,11 +86,14 @@ KEYS = frozenset(key for version in VERSIONS for key in version.keys)
 
 def find_version(word: str) -> VerlVersion:
     """Find a version by name, commit, date or release. For an unknown release, return the nearest earlier release."""
+    if word.lower() in ("", "head"):
+        return VERSIONS[-1]
     if not re.fullmatch(r"v?\d+\.\d+(\.\d+)?\w*", word):
-        return find_dated_version("verl", VERSIONS, word)
+        dated = sorted((*VERSIONS, *RELEASES.values()), key=lambda version: version.date)
+        return find_dated_version("verl", dated, word)
     word = word.removeprefix("v")
-    if word in RELEASES:
-        return RELEASES[word]
+    if patch := find_newest_patch(RELEASES, word):
+        return RELEASES[patch]
     older = [name for name in RELEASES if _numbers(name) <= _numbers(word)]
     if not older:
         raise ConfigError(
@@ -98,8 +102,9 @@ def find_version(word: str) -> VerlVersion:
     return replace(RELEASES[older[-1]], unknown=word)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)))
+def _numbers(version: str) -> list[int]:
+    """Return the three numbers of a release: 0.10 becomes [0, 10, 0]."""
+    return [*map(int, re.findall(r"\d+", version)), 0, 0][:3]
 
 
 BLOCK = "rollout_correction"
