@@ -147,13 +147,15 @@ def test_every_use_of_an_unknown_version_is_reported_once(tmp_path: Path) -> Non
         ("lint", config, "--framework", asked),
         ("presets", "show", "token_tis", "--as", asked),
         ("gate", dump, "--rule", rule),
+        ("gate", dump, "--rule", rule, "--rule", f"rollout_corr/k3_kl:framework={asked},max=1"),
         ("watch", dump, "--until-idle", "0s", "--every", "0.1s", "--rule", rule),
     ):
         done = command.run(*words)
         shown = done.stderr if "--json" in words else done.stdout + done.stderr
         assert " ".join(shown.replace("\u200b", "").split()).count(warning) == 1, words  # Markdown mentions nobody
     assert mm.analyze(dump, framework=asked).warnings.count(warning) == 1
-    assert mm.advise(dump, framework=asked)["dump"].warnings == [warning]
+    advice = mm.advise(dump, framework=asked)
+    assert advice["dump"].warnings == [warning] and str(advice).count(warning) == 1
     assert [one.consequence for one in mm.lint(config, framework=asked)] == [warning]
     assert [one.level for one in mm.lint(config, framework="verl@2026-07")] == ["info"]
     assert mm.read_config(config, framework=asked)[0].about.count(warning) == 1

@@ -130,7 +130,11 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
 
     def _lines(self) -> list[str]:
         several = len(self.runs) > 1
-        return [f"{run}: {line}" if several else line for run, found in self.runs.items() for line in found._lines()]
+        notes = dict.fromkeys(f"note: {text}" for found in self.runs.values() for text in found.warnings)
+        return [
+            *notes,
+            *(f"{run}: {line}" if several else line for run, found in self.runs.items() for line in found._lines()),
+        ]
 
     def _table(self) -> TableText:
         tables = {run: found._table() for run, found in self.runs.items()}

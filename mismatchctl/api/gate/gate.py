@@ -49,7 +49,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.frameworks.glossary import find_certain_metric
-from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.frameworks.registry import find_preset, load_framework
 from mismatchctl.io import __version__
 from mismatchctl.io.files import NextNumber, write_atomically
 from mismatchctl.io.stores import is_remote, normalize_path
@@ -190,6 +190,8 @@ def judge(
     against, limits = against or Baseline(), limits or Tolerances()
     baseline = against.result
     rules, notes = _adapt_rules(rules, baseline)
+    named = dict.fromkeys(rule.framework for rule in rules if rule.framework)
+    notes += [text for name in named for text in load_framework(name).warnings]
     cases = [case for rule in rules for case in _list_cases(rule, result, against)]
     case_level = level / max(sum(case.is_resampled for case in cases), 1) / BASELINE_MARGIN
     with np.errstate(all="ignore"):  # overflows are judged as not finite

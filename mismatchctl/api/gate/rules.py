@@ -15,7 +15,6 @@ from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, wording
 from mismatchctl.frameworks.glossary import canonical_name, resolve_metric
-from mismatchctl.frameworks.registry import load_framework
 from mismatchctl.io.yaml import parse_inline, parse_number, read_data
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.results.model import Result
@@ -52,7 +51,6 @@ def find_target(name: str, framework: str = "", correction: Correction | None = 
         same = f" is {found.key}" if found.key != found.name else ""
         documented = f", {found.status}: judged by the documented formula" if found.status != "ok" else ""
         words = f"{found.name} of {found.framework}{same}{documented}"
-        words = "; ".join([words, *(load_framework(framework).warnings if framework else ())])
     if found.source == "corrections" and correction is None:
         raise ConfigError(f"{name} is a metric of a correction; add correction=NAME to the rule")
     if correction is not None and (found.source == "corrections" or not found.framework):

@@ -52,7 +52,8 @@ def _verdict_parts(verdict: api.Verdict, warnings: Sequence[str]) -> Iterator[do
         yield doc.Note(f"and {len(hidden)} more checks (total: {api.count_outcomes(verdict.checks)})")
     failed = [check for check in order if check.outcome == "failed" and check.parts]
     rose = [api.describe_k3_parts(check, intervals=False) for check in failed[:1]]
-    notes = [*warnings[:1], *rose, *_list_reasons(verdict, order), *verdict.notes, *warnings[1:]]
+    meanings = dict.fromkeys(check.meaning for check in order if check.meaning)
+    notes = [*warnings[:1], *rose, *_list_reasons(verdict, order), *verdict.notes, *meanings, *warnings[1:]]
     decided = [check for check in order if check.outcome != "undecided" and check.covers is not None]
     for check in sorted(decided, key=lambda check: check.covers or 0)[:1]:
         others = f" (and {format_count(len(decided) - 1, 'more check')})" if len(decided) > 1 else ""
@@ -69,7 +70,6 @@ def _list_reasons(verdict: api.Verdict, order: Sequence[api.Check]) -> Iterator[
         if check.reason == api.FIRST_BASELINE_REASON or (first in answer and not rest):
             continue
         yield f"{_name_check(check, verdict)}: {rest if first in answer else check.reason}"
-    yield from dict.fromkeys(check.meaning for check in order if check.meaning)
 
 
 def _name_check(check: api.Check, verdict: api.Verdict) -> str:
