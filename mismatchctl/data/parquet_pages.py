@@ -1,4 +1,4 @@
-"""Read list columns of Parquet page by page. With pyarrow, `analyze` of 30 M tokens needs 33% more CPU time."""
+"""Read list columns of Parquet files page by page. If pyarrow reads them, `analyze` needs 33% more CPU time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ find_list_offsets, join_split_bytes = (
     CompiledLoop("mismatchctl.core.compiler", name) for name in ("find_list_offsets", "join_split_bytes")
 )
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
-"""Maximum number of values that are read of a column at once, and maximum size of a page in bytes."""
+"""Maximum number of rows or values that `read_lists` reads of a column, and maximum size of a page in bytes."""
 _HEADER = 1 << 10
 _I32 = 5
 _HEADER_FORM = {1: _I32, 2: _I32, 3: _I32, 4: _I32, 5: {1: _I32, 2: _I32, 3: _I32, 4: _I32}}
-"""Fields of a page header: 1 page type, 2 uncompressed size, 3 compressed size, 4 checksum, 5 data page header. The
-last contains: 1 number of values, 2 encoding of the values, 3 and 4 encodings of the levels.
+"""Field numbers in a page header: 1 page type, 2 uncompressed size, 3 compressed size, 4 checksum, 5 data page header.
+In the data page header: 1 number of values, 2 encoding of the values, 3 and 4 encodings of the two levels.
 """
 _PLAIN_ENCODING, _RUN_LENGTH_ENCODING, _SPLIT_ENCODING = 0, 3, 9
 _TYPES = {
@@ -39,7 +39,7 @@ _TYPES = {
 
 
 class _RefusedError(Exception):
-    """This module cannot read the column, so pyarrow must read it or report the error."""
+    """Raised if this module cannot read a column. pyarrow then reads the column or reports its error."""
 
 
 class _Page(NamedTuple):
@@ -52,7 +52,7 @@ class _Page(NamedTuple):
 def read_lists(
     file: pa.NativeFile, footer: pq.FileMetaData, schema: pa.Schema, groups: Sequence[int], columns: Sequence[str]
 ) -> dict[str, pa.Array]:
-    """Read the columns that this module supports. The arrays are the same as from pyarrow."""
+    """Read the columns that this module supports, and leave out the others. The arrays are equal to pyarrow's."""
     leaves = {footer.schema.column(index).path: index for index in range(footer.num_columns)}
     found = {}
     for name in columns:
@@ -105,7 +105,7 @@ def _read_chunks(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMeta
 
 
 def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> Iterator[_Page]:
-    """Yield the pages of a column one by one and verify their checksums. A page stays in the CPU cache while in use."""
+    """Yield the pages of a column after checking their checksums. A single page fits in the CPU cache while in use."""
     if chunk.has_dictionary_page or chunk.compression not in ("ZSTD", "UNCOMPRESSED"):
         raise _RefusedError
     at, missing = chunk.data_page_offset, chunk.num_values
@@ -135,7 +135,7 @@ def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) 
 
 
 class _PageValues:
-    """Collects the values of a column's pages. Flags take one byte each until `array` packs them into bits."""
+    """Values of all pages of a column. A boolean takes one byte until `array` packs eight of them into one."""
 
     def __init__(self, count: int, width: int) -> None:
         self._width, self.filled = width, 0

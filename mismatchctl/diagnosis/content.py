@@ -1,4 +1,4 @@
-"""Content of a run's rows: repeated sequences, masked tokens, clipped values."""
+"""Describe the rows of a run: repeated sequences, masked tokens, clipped values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDENTITY_COLUMNS = ("model", "engine")
 _PROBES = 16
 _MOST_ROWS = 1 << 20
 _HASHED_AT_ONCE = 1 << 11
-"""Number of sequences hashed at a time, so that their hashed tokens fit in the CPU cache."""
+"""Number of sequences to hash in one numpy call, so that their log-probs fit in the CPU cache."""
 _MOST_NAMES = 8
 _VOCABULARY_BINS = 64
 
@@ -26,14 +26,14 @@ RECORDING_DOUBTS = frozenset({
     "clamped", "wrong_log_base", "probabilities_not_logs", "cumulative", "sequence_means", "constant_column",
     "unmasked_padding", "log_densities", "wrong_sign", "packed_columns", "length_mismatch",
 })  # fmt: skip
-"""With each of these causes, a column does not contain what its name says."""
+"""Causes that mean that a column has the wrong content, such as probabilities instead of log-probs."""
 
 
 @dataclass(frozen=True)
 class SequenceHashes:
-    """Hashes of a run's sequences, to find repeated sequences. A large run keeps only its lowest hashes."""
+    """Hashes of a run's sequences. Equal hashes mean repeated sequences. Of a large run, only the lowest are stored."""
 
-    parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()  # hash, number of valid tokens, file and row [S]
+    parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()  # hash, number of valid tokens, file, row
     total: int = 0  # number of sequences with valid tokens
     tokens: int = 0
     responses: int = 0  # sum of the hashes of all responses' token ids, modulo 2^64
@@ -81,15 +81,15 @@ class SequenceHashes:
 
 
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
-    """Hash the length of each sequence, and the log-probs of 16 tokens.
+    """Hash each sequence by its number of valid tokens and by the log-probs of 16 of them.
 
-    Short sequences of likely tokens may be sampled twice, so their hash also includes the ids of the row.
+    A sampler may repeat a short sequence of likely tokens by chance, so its hash also includes the ids of the row.
     """
     kind = np.result_type(rows.rollout, rows.train, np.float32)
     with np.errstate(invalid="ignore"):
         both = np.clip(np.stack([values.take(tokens) for values in (rows.rollout, rows.train)]), -1e4, 1e4, dtype=kind)
     both[np.isnan(both)] = 0.0
-    # 128 steps per nat, so that copies with other rounding have the same hash
+    # round to 1/128 nat, so that two copies with differently rounded log-probs have the same hash
     coarse, fresh = np.rint(both * 128), np.diff(places, axis=1, prepend=-1) > 0
     informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=1) >= 6
     probed = np.where(informative[:, None], coarse, both).astype(np.float64) + 0.0
@@ -97,15 +97,15 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
     hashes = mix_hashes(probed.view(np.uint64), salts).sum(axis=(0, 2), dtype=np.uint64)
     hashes = mix_hashes(hashes, sizes.astype(np.uint64))
     surprise = -np.maximum(both[0], -50.0).mean(axis=1, dtype=np.float64) * sizes
-    common = np.flatnonzero(surprise <= 14.0)  # nats: two samples of a less probable sequence are not equal by chance
-    del both, coarse, probed  # the ids take memory too
+    common = np.flatnonzero(surprise <= 14.0)  # in nats. Less probable sequences are never sampled twice
+    del both, coarse, probed  # free memory before hashing the ids
     if len(common):
         hashes[common] = mix_hashes(hashes[common], _hash_ids(rows, some[common]))
     return hashes
 
 
 def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
-    """Hash the step, prompt id and sequence id. Without a sequence id, hash the file and row."""
+    """Hash the step, prompt id and sequence id of rows. If a row has no sequence id, hash its file and row number."""
     ids = rows.columns.get("sequence_id")
     place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
     if ids is None:
@@ -119,7 +119,7 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
 
 
 def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[int, int]:
-    """Hash each response by its length and token ids. Return the sum and the number of the hashes."""
+    """Hash each response by its length and token ids. Return the sum of the hashes, and the number of responses."""
     ids = rows.extra_columns.get("token_ids")
     if ids is None or ids.ndim != 1 or not len(some):
         return 0, 0
@@ -193,7 +193,7 @@ def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
 
 
 def _measure_holes(rows: Rows) -> float:
-    """Return the share of masked tokens from the first to the last valid token of each row."""
+    """Return the share of masked tokens among the tokens between the first and the last valid token of each row."""
     index = np.flatnonzero(rows.mask)
     bounds = np.searchsorted(index, rows.segments.offsets)
     some = np.flatnonzero(np.diff(bounds))

@@ -1,4 +1,4 @@
-"""Evidence for causes: exact counts, sums by step and worker, and a sample of whole rows."""
+"""Evidence for causes of a mismatch: counts over all rows, sums by step and worker, and a sample of whole rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mismatchctl.measure.sums import Hashes, merge_parts, mix_hashes
 
 sum_level_terms = CompiledLoop("mismatchctl.measure.kernels.loops", "sum_level_terms")
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
-"""Minimum and maximum number of tokens in a run's sample, and the share of the dump that is sampled."""
+"""A run's sample has this share of the dump's tokens, but at least MIN_SAMPLE and at most MAX_SAMPLE tokens."""
 MAX_PLACES = 3
 _HASH_PROBES = 8
 LEVEL_CAP = 1.0
-"""In the level of a sequence, a larger |log ratio| counts as this value."""
+"""Upper limit of |log ratio| in the mismatch of a sequence. A larger |log ratio| of a token counts as this value."""
 LAG_COLUMN = "lag"
-"""Column name for `train_version` minus `rollout_version`."""
+"""Name of a column that is computed, not read: `train_version` minus `rollout_version`."""
 
 GroupValue = str | int | float | bool | None
 LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
@@ -33,7 +33,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of flagged tokens and of their sequences. `places` locates the first flagged tokens."""
+    """Number of flagged tokens, and of sequences with such tokens. `places`: (file, row, position) of the first ones."""
 
     tokens: int = 0
     sequences: int = 0
@@ -59,9 +59,9 @@ FlagFunction = Callable[[Rows], Mapping[str, Tally]]
 
 @dataclass(frozen=True)
 class RowSample:
-    """A sample of whole rows with about `size` tokens: the rows whose content has the lowest hashes.
+    """A sample of whole rows with about `size` tokens. It consists of the rows with the lowest hashes of their content.
 
-    Rows with equal content have equal hashes, so they are sampled together.
+    Rows with equal content have equal hashes, so they are sampled together, and duplicates can be found.
     """
 
     parts: tuple[tuple[Hashes, Rows], ...]
@@ -167,7 +167,7 @@ def _gather_run(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], si
 def _count_identical(rows: Rows, terms: LevelTerms) -> dict[str, Tally]:
     valid = rows.segments.lengths if rows.mask.all() else rows.segments.sum(rows.mask).astype(np.int64)
 
-    slim = replace(rows, columns={}, extra_columns={})  # `take` copies all columns
+    slim = replace(rows, columns={}, extra_columns={})  # without unused columns, which `take` would copy
 
     def tally(counts: Ints, is_marked: Callable[[Floats, Floats], Bools]) -> Tally:
         marked = np.flatnonzero(counts)
@@ -192,12 +192,12 @@ def _hash_rows(rows: Rows) -> Hashes:
 
 
 class LevelTerms(NamedTuple):
-    """Sums over the valid tokens of each sequence [S]."""
+    """Sums over the valid tokens of a sequence. Each field has one value per sequence [S]."""
 
     finite: Ints  # number of tokens with a finite log ratio
     identical: Ints  # number of tokens with equal log-probs on the two sides
     size: Float64s  # sum of min(|log ratio|, LEVEL_CAP)
-    certain: Float64s  # sum of the trainer's probabilities of the finite tokens
+    certain: Float64s  # sum of the trainer's probabilities of tokens with a finite log ratio
 
 
 def measure_levels(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> LevelTerms:
@@ -215,7 +215,7 @@ def measure_levels(segments: Segments, rollout: Floats, train: Floats, valid: Bo
 
 
 def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> Float64s:
-    """Return the same LevelTerms [4, S] as the compiled loop."""
+    """Compute the four fields of LevelTerms for S sequences, [4, S], without the compiled loop."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(np.subtract(train, rollout, dtype=np.float64))
         prob = np.exp(np.minimum(train, 0.0, dtype=np.float64))
@@ -230,13 +230,14 @@ def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: 
 
 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
-    """Return sums for a regression of the mismatch on sequence length, by (column, step, value).
+    """Return sums for a later regression of the log mismatch on the length of sequences. Keys: (column, step, value).
 
-    A sequence has four terms: 1, level, log(number of tokens), and log(mean of 1 - p). The level is log(sum of |log
-    ratio| / sum of 1 - p). It is about the same in all sequences if all logits have equal noise. The sums [4, 4] add up
-    the products of two terms. The column "" contains all sequences of a step.
+    A sequence has four terms: 1, its log mismatch, log(number of tokens), and log(mean of 1 - p), where p is the
+    trainer's probability. The log mismatch is log(sum of |log ratio| / sum of 1 - p). It is similar in all sequences
+    if all logits have equal noise. Each value is the sum over sequences of the outer product of these terms, [4, 4].
+    The column "" stands for all sequences of a step.
     """
-    some = (levels.finite > 0) & (levels.size > 0)  # a sequence with identical log-probs has no noise
+    some = (levels.finite > 0) & (levels.size > 0)  # if all log-probs are equal, log(0) would be -inf
     counts = levels.finite[some]
     expected = 1.02 * counts - levels.certain[some]
     level = np.log(levels.size[some] / expected)
@@ -250,7 +251,7 @@ def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelS
             continue
         keys = np.full(len(steps), None, object) if values is None else values[some]
         new = (steps[1:] != steps[:-1]) | (keys[1:] != keys[:-1])
-        starts = np.flatnonzero(np.append(True, new)[: len(steps)])  # first of consecutive sequences with an equal pair
+        starts = np.flatnonzero(np.append(True, new)[: len(steps)])  # starts of stretches with equal step and key
         pairs = list(zip(steps[starts].tolist(), keys[starts].tolist(), strict=True))
         known = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
         sums = np.zeros((len(known), *moments.shape[1:]))
@@ -273,7 +274,7 @@ def read_column(rows: Rows, name: str) -> NDArray[Any]:
 
 
 def _concatenate(parts: Sequence[Rows]) -> Rows:
-    """Leave out token columns that are missing in one of the parts."""
+    """Concatenate rows. Leave out per-token columns that any of the parts lacks."""
     first = parts[0]
 
     def join(values: Iterable[NDArray[Any]]) -> NDArray[Any]:

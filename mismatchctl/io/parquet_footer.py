@@ -14,7 +14,7 @@ import pyarrow as pa
 MOST_FOOTER_BYTES = 1 << 28
 """Maximum size of a footer, in bytes. Larger footers are refused."""
 _FIRST_READ_BYTES = 64 << 10
-"""Size of the first read. It contains most footers, and it is longer than an object store's error message."""
+"""Bytes of the first read. Most footers fit in it. An error message of an object store fits too, so it is not cut."""
 _MOST_DEPTH = 16
 _SCHEMA, _ROW_GROUPS = 2, 4
 _COLUMNS, _META, _TYPE, _SIZES = 1, 3, 1, 16
@@ -22,7 +22,7 @@ _REPETITION, _CHILDREN, _REPEATED, _OPTIONAL = 3, 5, 2, 1
 _I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
 
 ThriftForm = dict[int, Any]
-"""Field number -> expected type: a type, the form of a structure, or a list of a type or form."""
+"""Field number -> expected type. A dict means a structure with such fields, and [x] means a list of x."""
 _ELEMENT: ThriftForm = {_TYPE: _I32, _REPETITION: _I32, _CHILDREN: _I32}
 _COLUMN_META: ThriftForm = {
     _TYPE: _I32, 2: [_I32], 3: [_BINARY], 8: [{}], 12: {}, 13: [{}], _SIZES: {2: [_I64], 3: [_I64]},
@@ -30,20 +30,20 @@ _COLUMN_META: ThriftForm = {
 }  # fmt: skip
 _CHUNK: ThriftForm = {_META: _COLUMN_META, 8: {1: {}, 2: {1: [_BINARY]}}}
 _FOOTER: ThriftForm = {_SCHEMA: [_ELEMENT], _ROW_GROUPS: [{_COLUMNS: [_CHUNK], 4: [{}]}], 5: [{}], 7: [{}]}
-"""pyarrow does not check the element type of a list, and skips fields of an unexpected type. It would then read wrong
-values, so footers with other types than these are refused."""
+"""Expected types of the fields in a footer. If a type differs, `check_footer` refuses the footer, because pyarrow would
+skip the field or read wrong values without an error."""
 ThriftStruct = dict[int, Any]
 SchemaLeaf = tuple[Any, int, int]
-"""Physical type, maximum repetition level, maximum definition level."""
+"""(physical type, maximum repetition level, maximum definition level) of a column in the schema."""
 
 
 def check_footer(file: pa.NativeFile) -> None:
-    """Raise ArrowInvalid for a footer that would crash pyarrow. Otherwise, keep the position in the file."""
+    """Raise ArrowInvalid if the footer could crash pyarrow. Otherwise, restore the read position of `file`."""
     place, size = file.tell(), file.size()
     file.seek(max(0, size - _FIRST_READ_BYTES))
     tail = file.read(_FIRST_READ_BYTES)
     length = int.from_bytes(tail[-8:-4], "little")
-    if tail[-4:] == b"PAR1" and length <= size - 8:  # otherwise, pyarrow explains what is wrong
+    if tail[-4:] == b"PAR1" and length <= size - 8:  # if not, pyarrow raises a clear error
         if length > MOST_FOOTER_BYTES:
             raise pa.ArrowInvalid("its footer takes too long to read")
         if length + 8 > len(tail):
@@ -98,7 +98,7 @@ class CompactReader:
         self._data, self.at = data, 0
 
     def struct(self, depth: int, form: ThriftForm) -> ThriftStruct:
-        """Read the fields whose number is in `form`, and skip all other fields."""
+        """Read a structure. Return the fields whose numbers are keys of `form`, and skip all other fields."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deeply")
         fields: ThriftStruct = {}
@@ -170,4 +170,4 @@ _READERS: dict[int, Callable[[CompactReader, int], Any]] = {
     7: lambda data, depth: data._pass(8), 13: lambda data, depth: data._pass(16),
     _BINARY: lambda data, depth: data._pass(data._number()), _STRUCT: lambda data, depth: data.struct(depth, {}),
 }  # fmt: skip
-"""Thrift type -> function that reads a value of this type."""
+"""Number of a Thrift type -> function that reads a value of this type."""
