@@ -1,4 +1,4 @@
-"""State of a diagnosis: a sample of a run's tokens, and which of them an earlier test already explains."""
+"""Input of the tests for causes: a sample of a run's tokens, with flags for the tokens that are not explained yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mismatchctl.diagnosis.evidence import Evidence, read_column
 from mismatchctl.results.growth import Growth
 
 _MAX_LOG_RATIO, _MAX_DISTANCE = 20.0, 5.0
-_SMALLEST_DOUBT = 0.02  # 1 - p below which a token is nearly certain. Added to 1 - p before a division by 1 - p.
+_SMALLEST_DOUBT = 0.02  # nearly certain tokens have a smaller 1 - p. Also added to 1 - p if it is a divisor
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Case:
     Attributes:
         rollout: Log-probs of the rollout [T], as corrected by earlier tests.
         train: Log-probs of the trainer [T], as corrected by earlier tests.
-        sound: True for the unexplained tokens [T], which are valid and have two finite log-probs.
+        sound: True for each token [T] that is valid, has two finite log-probs, and is not explained yet.
         reshaped: True if an earlier test found a cause that changes every log-prob, such as a temperature.
         filled: True if an earlier test found a cause that affects all tokens.
-        left_out: For each column, the values (for example worker names) for which an earlier test found a cause.
+        left_out: Column -> values (such as worker names) that tests ignore, because an earlier test blamed them.
         explained: The causes that earlier tests found with medium or high confidence.
         whole_k3: The sum of K3 over all valid tokens, before the first test.
         growth: A function that returns the growth of K3 over the steps of the whole run.
@@ -60,14 +60,14 @@ class Case:
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def with_fields(self, **values: Any) -> Case:
-        """Return a copy that keeps the cached statistics."""
+        """Return a copy with new field values, but with the cached statistics of this case, such as `noise`."""
         other = replace(self, **values)
         measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
         return other
 
     def with_log_probs(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
-        """Leave out tokens whose new log-prob is infinite or NaN."""
+        """Return a copy with new log-probs [T], without the tokens whose new log-prob is infinite or NaN."""
         rollout = self.rollout if rollout is None else rollout
         train = self.train if train is None else train
         return replace(self, rollout=rollout, train=train, sound=self.sound & np.isfinite(rollout) & np.isfinite(train))
@@ -88,7 +88,7 @@ class Case:
         return values if len(self.index) == len(values) else values[self.index]
 
     @cached_property
-    def where(self) -> Ints:  # index of the sequence of each token [N]
+    def where(self) -> Ints:  # index of each token's sequence [N]
         return self._sound(self.sequence)
 
     @cached_property
@@ -109,7 +109,7 @@ class Case:
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def with_reading(self, side: str, values: Float64s, sequences: Bools) -> Case:
-        """Return a copy in which `values` [T] replace the log-probs of one side in the given sequences."""
+        """Return a copy in which `values` [T] replace the log-probs of one side in the flagged `sequences` [S]."""
         column = np.where(sequences[self.sequence], values, getattr(self, side))
         return self.with_log_probs(rollout=column) if side == "rollout" else self.with_log_probs(train=column)
 
@@ -129,7 +129,7 @@ class Case:
         return self.segments.offsets[:-1]
 
     @cached_property
-    def place(self) -> Ints:  # index among the unexplained tokens of the sequence [N]
+    def place(self) -> Ints:  # index of each token among the unexplained tokens of its sequence [N]
         return self.segments.places
 
     @cached_property
@@ -159,7 +159,7 @@ class Case:
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Return log(|`standard`| + 0.05) for each token [N]. Heavy tails have little effect on its mean."""
+        """Return log(|`standard`| + 0.05) for each token [N]. A few very large values hardly change its mean."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property
@@ -172,7 +172,7 @@ class Case:
         return self.segments.spread(values)
 
     def marked(self, chosen: Any) -> Bools:
-        """Convert flags [N] or indices of unexplained tokens to flags of all tokens [T]."""
+        """Return flags for all tokens [T]. `chosen` contains flags [N] or indices of unexplained tokens."""
         found = np.zeros(len(self.sound), np.bool_)
         found[self.index[chosen]] = True
         return found
@@ -185,7 +185,7 @@ class Case:
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean of `values` over the tokens in `part`, per sequence [S]. Without such tokens, return 0."""
+        """Return the mean of `values` [N] over the tokens flagged in `part` [N], per sequence [S]. No tokens give 0."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -233,7 +233,7 @@ class Case:
 
     @cached_property
     def suspicious_runs(self) -> ConstantRuns:
-        """Find equal log-probs in a row, and zeros, that are far from the other side's log-probs."""
+        """Find stretches of equal log-probs, and zeros, if the other side's log-probs of these tokens are far off."""
         found = [_find_constant_runs(self, values) for values in (self.r, self.t)]
         return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
 
@@ -241,8 +241,8 @@ class Case:
     def systematic_share(self) -> tuple[float, float]:
         """Return the share of the log ratio's variance that the token id explains, and a z-score.
 
-        Different model weights give a token similar log ratios in all sequences, but noise does not. The z-score comes
-        from random sign flips of whole sequences.
+        Different model weights give a token similar log ratios in all sequences, but noise does not. The z-score is the
+        share divided by its standard deviation under random sign flips of whole sequences.
         """
         ids = self.rows.extra_columns.get("token_ids")
         if ids is None or len(self.x) < 200:
@@ -253,7 +253,7 @@ class Case:
         pairs, inverse = np.unique(ids[self.index].astype(np.int64) * self.size + self.where, return_inverse=True)
         sums = np.bincount(inverse, weights=size).astype(np.float64)
         counts = np.bincount(inverse).astype(np.float64)
-        starts = np.flatnonzero(np.append(True, np.diff(pairs // self.size) != 0))  # pairs are sorted by token
+        starts = np.flatnonzero(np.append(True, np.diff(pairs // self.size) != 0))  # sorted by token id
         sequence = pairs % self.size
 
         def product(values: Float64s) -> float:
@@ -321,7 +321,7 @@ class Case:
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Correlate each token id's log ratio with its log-prob change in the next update. Add a z-score."""
+        """Return the correlation, over token ids, of log ratios and log-prob changes in the next update. Add its z."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -375,12 +375,12 @@ class Case:
         found: Bools = self.t < -3.5
         if found.sum() < 30 and len(self.t):
             found = self.t < np.quantile(self.t, 0.02)
-        elif found.mean() > _MAX_RARE_SHARE:  # an uncertain model: only its least likely tokens count
+        elif found.mean() > _MAX_RARE_SHARE:  # many unlikely tokens: take the least likely
             found = self.t < np.quantile(self.t, _MAX_RARE_SHARE / 2)
         return found
 
     def find_loudest(self, sequences: Bools | None = None, score: Float64s | None = None) -> Ints:
-        """Return up to three sequences with the highest score. The default score is the mean |log ratio|."""
+        """Return the indices of up to three `sequences` with the highest score (default: mean |log ratio|)."""
         found = np.flatnonzero(self.counts > 0 if sequences is None else sequences)
         score = self.means(np.abs(self.x)) if score is None else score
         return found[np.argsort(-score[found], kind="stable")][:3]
@@ -390,13 +390,13 @@ class Case:
         return self.means(np.minimum(np.abs(self.x), _MAX_DISTANCE))
 
     def find_better_reading(self, side: str, values: Float64s) -> Bools:
-        """Return True for sequences whose mismatch falls to a third if `values` [T] replace one side's log-probs."""
+        """Return flags [S], True if the mismatch falls to about a third with `values` [T] as one side's log-probs."""
         other = self.t if side == "rollout" else self.r
         before = self._distances
         with np.errstate(invalid="ignore"):
-            after = self.means(np.fmin(np.abs(other - self._sound(values)), _MAX_DISTANCE))  # a NaN is far away
+            after = self.means(np.fmin(np.abs(other - self._sound(values)), _MAX_DISTANCE))  # NaN is far
         better = (self.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= 0.35 * before)
-        if better.sum() > 0.5 * (self.counts >= _MIN_TOKENS).sum():  # then all others that do not get worse
+        if better.sum() > 0.5 * (self.counts >= _MIN_TOKENS).sum():  # then add slight improvements
             better |= after < before
         return better
 
@@ -410,7 +410,7 @@ class Case:
         return slope, float(np.sqrt(((product - slope * square) ** 2).sum())) / whole, int((square > 0).sum())
 
     def breaks_at_turns(self, found: Bools, split: Ints) -> bool:
-        """Return True if a turn starts near token `split` in most of the sequences."""
+        """Return True if a turn starts near token `split` [S] in most of the `found` sequences [S]."""
         turn = self.turns
         if turn is None or not found.any():
             return False
@@ -445,7 +445,7 @@ Found = TypeVar("Found")
 
 
 def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
-    """Cache a statistic of a case. Copies made by `with_fields` share the cached value."""
+    """Decorator that caches the result of `measure` per case. Copies made by `with_fields` share the cached result."""
     key = f"_{measure.__name__}"
 
     @wraps(measure)
@@ -460,9 +460,9 @@ def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
 
 _MIN_TOKENS, _MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 8, 0.3, 0.1
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
-"""Upper bounds of the noise of the logits in float32 and bfloat16."""
+"""Usual upper limits of `Case.noise` if the model computes in float32 and in bfloat16."""
 UNRELATED_CORRELATION = 0.6
-"""The correlation of the columns stays above this value if only the model weights differ."""
+"""If only the model weights differ, the two log-prob columns have a higher correlation than this."""
 _MIN_RUN_LENGTH = 4
 _PROBABILITY_BINS = 16
 _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50
@@ -470,7 +470,7 @@ _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50
 
 @dataclass(frozen=True)
 class ConstantRuns:
-    """Stretches of tokens with equal log-probs. `off` is the mean |log ratio| of each stretch."""
+    """Stretches of neighboring tokens with equal log-probs on one side. `off`: mean |log ratio| of each stretch."""
 
     first: Ints
     length: Ints
@@ -515,7 +515,7 @@ def is_placeholder(value: float) -> bool:
 
 
 def quantile_bins(values: NDArray[Any], number: int) -> Ints:
-    """Divide the values into `number` bins of about the same size, and return the bin of each value."""
+    """Divide the values into `number` bins with about the same number of values. Return the bin index of each value."""
     if not len(values):
         return np.zeros(0, np.int64)
     return np.searchsorted(np.quantile(values, np.linspace(0, 1, number + 1)[1:-1]), values)
@@ -544,13 +544,13 @@ class Coherence(NamedTuple):
 
 
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
-"""Minimum variance between rows. It was at most 0.41 in nine models, and at least 1.5 with two kinds of rows."""
+"""Minimum variance of `loudness` between rows of two kinds. Nine models had 0.41 at most, and 1.5 or more with two."""
 _KINDS_MIN_TOKENS = 5
 
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Rows with a large mismatch (`louder`). `times` is the mismatch of these rows divided by that of other rows."""
+    """Rows of two kinds. `louder` [S] flags the rows with the larger mismatch. `times` is large / small mismatch."""
 
     louder: Bools
     times: float

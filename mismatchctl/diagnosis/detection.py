@@ -13,7 +13,7 @@ from mismatchctl.diagnosis.case import BFLOAT16_NOISE, FLOAT32_NOISE, Case
 from mismatchctl.results.model import Confidence, Fact
 
 Place = tuple[int, int, int]
-"""File, row and position. A negative position means the whole row."""
+"""(index of a file, row, token position). A negative position means the whole row."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Detection:
 
     Attributes:
         share: Share of the total |log ratio| that the cause explains, computed from `tokens` if they are set.
-        where: The affected tokens, in words ("all" by default if `everywhere` is true).
+        where: Which tokens are affected. If `everywhere` is True, the default is {"tokens": "all"}.
         examples: Indices of sampled sequences that show the cause.
         positions: A token position in each of the examples.
-        places: More examples, from the whole dump.
+        places: More examples, also of rows that are not in the sample.
         rivals: For each other possible cause, a measurement that shows which of the two causes is right.
         tokens: True for the tokens that the cause explains [T].
         leaves: The case for the next tests (by default, the tested case without `tokens`).
@@ -69,7 +69,7 @@ STATISTICS = {
     "ratio_mean_z": f"E[ratio] - 1 in standard errors ({_SAMPLED})",
     "inverse_ratio_mean_z": f"E[1 / ratio] - 1 in standard errors ({_TRAINER_SAMPLED})",
 }
-"""Statistics that are evidence for or against several causes."""
+"""Name of a statistic -> its meaning. Each of them can support or contradict several causes."""
 
 
 def make_fact(
@@ -82,7 +82,7 @@ def make_fact(
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """State the share of `found` in `among`. The upper end of its 95% interval also counts `perhaps`."""
+    """Create a fact: the share of `found` sequences in `among`. The upper 95% bound also counts `perhaps` as found."""
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:

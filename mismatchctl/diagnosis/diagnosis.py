@@ -40,11 +40,11 @@ class UnitRows(Protocol):
 
 @dataclass
 class EvidenceCollector:
-    """Collector of the evidence of each run."""
+    """Evidence of each run in a dump, collected part by part."""
 
     by: tuple[str, ...] = ()
     tokens: Mapping[str, int] = field(default_factory=dict)  # approximate number of tokens per run
-    size: int = MIN_SAMPLE  # number of tokens in a sample
+    size: int = MIN_SAMPLE  # approximate number of tokens in the sample of a run
     runs: dict[str, Evidence] = field(default_factory=dict)
 
     def watch(self, rows: Rows) -> None:
@@ -72,7 +72,7 @@ class EvidenceCollector:
     def findings(
         self, run: str, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
-        """Return a run's causes, strongest first. Errors of both sides require a reference column."""
+        """Return the findings of a run, strongest first, and the errors of both sides (`None` without a reference)."""
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
@@ -89,7 +89,7 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Round token counts to powers of two, so that a growing dump rarely changes its sample."""
+    """Create a collector. It rounds token counts to powers of two, so that samples of a growing dump rarely change."""
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run

@@ -1,4 +1,4 @@
-"""Estimate a temperature or a truncation of one side, from sampled tokens or from lists of likely tokens."""
+"""Estimate a temperature or a truncation of one side, from sampled tokens or from recorded lists of likely tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mismatchctl.measure.metrics.registry import OTHER_TOP_COLUMNS, ROLLOUT_TOP_
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
-"""Minimum number of positions with lists, and the log-prob up to which a token counts as removed."""
+"""Minimum number of positions with lists of likely tokens. A listed token with such a log-prob counts as removed."""
 _TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 
 
@@ -23,7 +23,7 @@ _TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 class Truncation:
     """A truncation of the rollout (top-k, top-p or min-p) that was estimated from lists of likely tokens."""
 
-    setting: str  # in words
+    setting: str  # for users, such as "top-k of 20, because each list has 20 tokens"
     name: str
     value: float
     interval: tuple[float, float]
@@ -31,7 +31,8 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return the rollout's and the other side's log-probs of likely tokens [N, k], and sequence indices [N]."""
+    """Return two arrays with log-probs of k likely tokens per position [N, k] (rollout, other side), and the sequence
+    index of each position [N]."""
     a, b = case.rows.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.extra_columns)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
@@ -54,7 +55,7 @@ def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
     (whole_a, whole_b), apart = sums.sum(axis=1), ((da - db) ** 2).sum()
     if not (whole_a > 0 and whole_b > 0 and apart > 0):
         return None
-    factor = float(np.sqrt(whole_a / whole_b))  # no regression, because both sides have noise
+    factor = float(np.sqrt(whole_a / whole_b))  # noise on both sides would bias a regression
     explained = 1 - float(((da - factor * db) ** 2).sum() / apart)
     own = np.bincount(case.clusters[where], weights=sums[0] - factor**2 * sums[1], minlength=1)
     used = max(len(np.unique(case.clusters[where])), 2)
@@ -66,7 +67,7 @@ def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 @cached_on_case
 def estimate_truncation(case: Case) -> Truncation | None:
-    """Find a truncation, which gives some of the likely tokens probability 0 in the rollout."""
+    """Find a truncation: some tokens in the lists of likely tokens have probability 0 in the rollout."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -81,7 +82,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
     if k is not None:
         return Truncation(f"top-k of {k}, because each list has {k} tokens", "top_k", k, (k, k), mass)
     contradiction, name, low, high = _estimate_top_p(b, kept)
-    if contradiction > _MAX_CONTRADICTION:  # test top-p first, because it is more exact
+    if contradiction > _MAX_CONTRADICTION:  # min-p comes last, because its test is less exact
         contradiction, name, low, high = _estimate_min_p(a, b, kept, gone)
     if contradiction > _MAX_CONTRADICTION:
         return Truncation("a rule other than top-k, top-p and min-p", "", mass, (mass, mass), mass)
@@ -91,7 +92,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
 
 
 def _find_top_k(a: Float64s, kept: Bools) -> int | None:
-    """Return k if nearly all lists have k tokens. A list may have more if its last tokens are equally likely."""
+    """Return k if top-k kept k tokens in nearly all lists. Tokens as likely as the k-th token may be kept too."""
     counts = kept.sum(axis=1)
     k = int(np.quantile(counts, _TRUNCATION_QUANTILE))
     ranked = -np.sort(-a, axis=1)
@@ -122,21 +123,21 @@ _SMALLEST_DOUBT = 1e-3
 
 @dataclass(frozen=True)
 class PowerFit:
-    """A fit of the sampler's distribution as p^`exponent`, where p is the other side's distribution."""
+    """A fit q = p^`exponent` / Z. The tokens were sampled from q, and p is the distribution of the other side."""
 
     exponent: float
     interval: tuple[float, float] | None
-    misfit: float  # largest |mean of ratio - 1| in a group of contexts (0 if the fit is exact) / mean of |ratio - 1|
-    misfit_z: float  # largest z-score of these means
-    impossible: float  # share of tokens with probabilities that contradict the fit in any context
+    misfit: float  # largest |mean(ratio - 1)| of a group of contexts, divided by mean |ratio - 1| (exact fit: 0)
+    misfit_z: float  # largest |z-score| of the means of these groups
+    impossible: float  # share of tokens whose p and q are impossible with this exponent
 
 
 def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None:
     """Fit the exponent b in q = p^b / Z to tokens that were sampled from q.
 
-    `other` contains log p and `sampled` contains log q. Each context has its own Z. The mean of p / q - 1 is 0 in every
-    context. Therefore, b = E[(p / q - 1) log q] / E[(p / q - 1) log p] does not depend on Z. The interval of b (by
-    Anderson and Rubin) is also valid if p / q - 1 varies little.
+    `other` contains log p, and `sampled` log q. Each context (prompt and prefix) has its own Z. In every context, the
+    mean of p / q - 1 is 0. Therefore, b = E[(p / q - 1) log q] / E[(p / q - 1) log p] does not depend on Z. The
+    interval of b (by Anderson and Rubin) is also valid if p / q - 1 varies little.
     """
     ratio = np.expm1(np.clip(other - sampled, -20, 20))
     weights = ratio * ratio
@@ -148,7 +149,7 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
     a, b = float(moved.sum()), float(seen.sum())
     if a == 0 or b / a <= 0:
         return None
-    noise = float((np.expm1(np.minimum(other, 0.0)) ** 2).sum()) * 0.05**2  # largest noise of low precision
+    noise = float((np.expm1(np.minimum(other, 0.0)) ** 2).sum()) * 0.05**2  # low precision has noise up to 0.05
     ends = [_confidence_bounds(moved, seen, case, a - drawn) for drawn in (0.0, noise)]
     interval = None
     if all(end is not None for end in ends):
@@ -167,7 +168,7 @@ def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> fl
     flatter, sharper = (values[known] - np.log(-np.expm1(values[known])) for values in (other, sampled))
     if exponent < 1:
         flatter, sharper, exponent = sharper, flatter, 1 / exponent
-    # at most 0.004 for a temperature in random models, and at least 0.1 for other weights
+    # in random models, at most 0.004 if only the temperature differs, and at least 0.1 if the weights differ
     return float((sharper < exponent * flatter - 0.1).mean())
 
 
@@ -180,7 +181,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
     sums = np.array([np.bincount(case.clusters, case.sums(part))[clusters] for part in (moved, seen)])
     products = sums @ sums.T * used / (used - 1)
     tokens = np.array([moved, seen])
-    single = tokens @ tokens.T  # if tokens are independent. Few clusters may agree by chance
+    single = tokens @ tokens.T  # as if tokens were independent, because a few clusters may agree by chance
     b = float(seen.sum())
     z = t_quantile(INTERVAL_Z, used - 1)
     ends = []
@@ -209,15 +210,15 @@ class TemperatureFit:
     case: Case
     temperature: float
     interval: tuple[float, float] | None
-    steepness: float = 1.0  # 1 if the log-probs of unlikely tokens scale with 1 / temperature, 0 if they only shift
+    steepness: float = 1.0  # log-probs of unlikely tokens: 1 if they scale with 1 / temperature, 0 if they shift
     steepness_error: float = 0.0
     misfit: float = 0.0
     misfit_z: float = 0.0
     impossible: float = 1.0
-    small: bool = False  # the noise is at most twice the noise that bfloat16 causes
+    small: bool = False  # True if the noise is at most twice the noise of bfloat16
     certain: bool = True
     sure: bool = True
-    listed: bool = True  # estimated from recorded lists of likely tokens or from equal contexts
+    listed: bool = True  # False if estimated only from sampled tokens in different contexts
 
     @property
     def refuted(self) -> bool:
@@ -238,7 +239,7 @@ class TemperatureFit:
         """Return True if the log-probs of unlikely tokens scale as a temperature predicts."""
         if self.fits:
             return True
-        least = 0.25 if self.small else _MIN_STEEPNESS  # noise from bfloat16 moves the exponent towards 1
+        least = 0.25 if self.small else _MIN_STEEPNESS  # bfloat16 noise makes `steepness` too small
         return not self.refuted and self.steepness + 2 * self.steepness_error > least
 
     @property
@@ -268,7 +269,7 @@ def _find_sampler(ratio: Calibration) -> str:
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
-    """Find a temperature, which moves the log-probs of likely and of unlikely tokens in opposite directions."""
+    """Find a different temperature. It moves the log-probs of likely and of unlikely tokens in opposite directions."""
     if len(case.x) < 200 or case.column_correlation < UNRELATED_CORRELATION:
         return None
     read, same = estimate_scale(case), compare_same_contexts(case)
@@ -294,14 +295,14 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
         return None
     sure, colder, interval = min(abs(likely), abs(unlikely)) > 0.85, likely < 0, known.interval
     if not sure and case.drift_correlation[0] > 0.45:
-        return None  # learning sharpens a policy, which resembles a temperature
+        return None  # learning sharpens a policy as a lower temperature does
     if fitted is None or (fitted.exponent > 1) != colder:
         interval, exponents = None, _exponents(case)
         estimate = 1 / float(np.quantile(exponents, 0.99 if colder else 0.01)) if len(exponents) >= 20 else 0.0
         if estimate <= 0:
             return None  # too few unlikely tokens, or tokens that are likely on one side only
         known = _at_temperature(known, estimate)
-    elif interval is not None:  # the direction of the temperature is known
+    elif interval is not None:  # the temperature cannot be on the other side of 1
         interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
     certain = float((case.t > -0.5).mean()) > 0.1
     return replace(known, interval=interval, certain=certain, sure=sure and not truncated)
@@ -366,7 +367,7 @@ _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
 
 @cached_on_case
 def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
-    """Fit r = b t + c to the log-probs of tokens after the same prompt and prefix. Each such context has its own c.
+    """Fit r = b t + c to the log-probs of rollout (r) and trainer (t). Each context (prompt and prefix) has its own c.
 
     Return b, its 95% interval, and the share of variance that b explains. A truncation changes c, but not b.
     """
@@ -402,7 +403,7 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
     left = r - b * t
     error = float(np.sqrt((np.bincount(where, t * left) ** 2).sum() * len(counts) / (len(counts) - 1))) / whole
     half, explained = error * t_quantile(INTERVAL_Z, len(counts) - 1), 1 - float(left @ left) / apart
-    related = float(left @ left) < 0.1 * float(r @ r)  # else perhaps log-probs of another token
+    related = float(left @ left) < 0.1 * float(r @ r)  # if not, one side may contain another token's log-prob
     changed = related and b > half and abs(b - 1) > max(2 * half, 0.03)
     return (b, (b - half, b + half), explained) if changed and explained > 0.6 else None
 

@@ -33,7 +33,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of flagged tokens, and of sequences with such tokens. `places`: (file, row, position) of the first ones."""
+    """Number of flagged tokens, and of sequences with flagged tokens. `places`: (file, row, position) of the first."""
 
     tokens: int = 0
     sequences: int = 0

@@ -1,4 +1,4 @@
-"""Run all tests on a run and return its findings. Each test sees only the tokens that earlier causes do not explain."""
+"""Test a run for all causes and return its findings. Each test sees only tokens that no earlier test has explained."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def _run_tests(case: Case) -> list[_CauseResult]:
             leaves = detection.leaves or case.without(detection.tokens)
             detection = replace(detection, share=case.share(detection.tokens), leaves=leaves)
         if cause.id == NOISE_CAUSE and any(row.detection.confidence != "low" for row in found):
-            detection = replace(detection, confidence="low")  # noise is only the rest after other causes
+            detection = replace(detection, confidence="low")  # other causes may explain this noise
         part = min(case.weight / whole, 1.0) if whole else 1.0
         found.append(_CauseResult(cause, replace(detection, share=detection.share * part), case))
         rest = detection.leaves or case
         same = rest.rollout is case.rollout and rest.train is case.train
-        if rest.reshaped != case.reshaped or not same:  # the case changed, so repeat earlier tests
+        if rest.reshaped != case.reshaped or not same:  # tests may give other results now
             waiting, tested = [*tested, *waiting], []
         told = detection.confidence != "low"
         explained = (*case.explained, cause.id) if told else case.explained
@@ -83,7 +83,7 @@ def _run_tests(case: Case) -> list[_CauseResult]:
 
 
 def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
-    """If the cause of a symptom was also found, merge the symptom into this cause."""
+    """Merge each symptom into its cause (`Detection.symptom_of`), if a test also found this cause."""
     causes = {row.cause.id: row for row in found if not row.detection.symptom_of and row.detection.confidence != "low"}
     alone = []
     for row in found:
@@ -105,7 +105,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Reduce the confidence of small causes to medium, if the unexplained log-probs of the two sides are unrelated."""
+    """If rollout and train log-probs of the unexplained tokens are unrelated, lower small causes to medium confidence."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found
@@ -119,7 +119,7 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Divide K3 among the causes. The first cause that affects all tokens gets the rest."""
+    """Set the share of K3 of each cause. The first cause that affects all tokens gets the K3 that others leave."""
     if not found:
         return []
     whole = left = found[0].case.whole_k3
@@ -147,7 +147,7 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
-    """State in the summary of a small cause which share of K3 it has after the other causes are fixed."""
+    """If a cause has a small share of K3, add to its summary its share after the other causes are fixed."""
     share, own, detection = row.share_k3 or 0.0, float(row.case.k3.sum()), row.detection
     if row.cause.id == NOISE_CAUSE and share < _NOISE_SHARE:
         return replace(row, detection=replace(detection, confidence="low"))

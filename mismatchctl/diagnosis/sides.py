@@ -25,9 +25,9 @@ from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, Si
 WRONG_SIDE_FACTOR = 2.0
 SHARED_ERROR_FACTOR = 5.0
 LOUD_RMS = 0.05
-"""Root mean square error (nats) that bfloat16 does not reach in most models."""
+"""Root mean square error in nats. In most models, bfloat16 alone causes a smaller error."""
 OWNER_SHARE = 0.75
-_ONE_SIDED = (0.05, 0.95)  # one-sided 95% bounds, which decisions use
+_ONE_SIDED = (0.05, 0.95)  # quantiles for decisions: each is a one-sided 95% bound
 MIN_CLUSTERS = 8
 _NOISE_CAUSES = {
     *("numerical_noise", "moe_routing", "identical", "unexplained"),
@@ -75,7 +75,7 @@ def measure_sides(case: Case) -> Sides | None:
         reference_over_rollout=Value(value=1.0 + column, se=error),
         groups={
             **{name: found for name, found in groups.items() if found},
-            # bands of positions and of reference probabilities, with their upper ends
+            # The numbers are the borders of the bands.
             "position": _measure_bands(terms, case.rows.segments.places, (16, 64, 256, 1024, 4096)),
             "probability": _measure_bands(terms, np.exp(reference), (0.01, 0.1, 0.5, 0.9, 0.99)),
         },
@@ -84,7 +84,7 @@ def measure_sides(case: Case) -> Sides | None:
 
 
 class _ErrorSums:
-    """Sums per sequence, which give the errors of the two sides and their shares of the mismatch."""
+    """Sums per sequence, to compute the errors of the two sides and their shares of the mismatch."""
 
     def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
         def only(values: Float64s) -> Float64s:
@@ -114,12 +114,12 @@ class _ErrorSums:
 
 
 def _mean_squares(sums: Float64s) -> Float64s:
-    """Return mean squares: rollout error, trainer error, log ratio."""
+    """Return the mean squares of rollout error, trainer error and log ratio, in this order."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 
 def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:
-    if max(rollout, train) < 1e-4:  # float32 can cause such a root mean square (nats)
+    if max(rollout, train) < 1e-4:  # in nats. Rounding to float32 can cause such errors
         return "none", "high"
     if min(rollout, train) == 0:
         return ("rollout" if rollout else "trainer"), "high" if draws is not None else "medium"
@@ -138,7 +138,7 @@ def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[S
 
 
 def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: int) -> tuple[SideShare, Side | None]:
-    """Return the rollout's share of the mismatch, and the side that causes most of it."""
+    """Return the rollout's share of the mismatch, and the side that causes most of it (`None` if this is unclear)."""
     owner: Side | None = None
     total, interval, status = table[:, whole].sum(), None, "ok"
     if total <= 0:
@@ -149,7 +149,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
         low, high = np.quantile(drawn, [(1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2])
         interval = (float(low), float(high))
         owner = "rollout" if least > OWNER_SHARE else "trainer" if most < 1 - OWNER_SHARE else None
-        if not most - least < 2.0:  # shared errors are much larger than the log ratio
+        if not most - least < 2.0:  # so uncertain only if shared errors are much larger than the log ratio
             owner = None
             status = "not measurable, because the two sides share nearly all of their error"
     return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status), owner
@@ -181,7 +181,7 @@ def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup
 
 
 def _label_key(label: str) -> tuple[Any, ...]:
-    """Sort numbers by value, before other labels."""
+    """Return a sort key for group labels: numbers by value, then other labels in natural order."""
     try:
         return 0, float(label)
     except ValueError:
@@ -264,13 +264,13 @@ def assign_sides(
     # Finding a cause takes fewer rows than measuring its size.
     few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows
     reference = few.extra_columns[REFERENCE_COLUMN]
-    few = replace(few, extents={})  # the stored extents do not apply to the reference
+    few = replace(few, extents={})  # minimum and maximum are not those of the reference
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
-    strongest = sides.confidence == "high"  # then the first finding belongs to the side with the error
+    strongest = sides.confidence == "high"  # if so, the first finding gets the side with the larger error
     least = min(sides.rollout_rms, sides.train_rms)
     alike = sides.side == "both" and least > max(SHARED_ERROR_FACTOR * sides.gap_rms, 0.03)
     rest = found[1:] if strongest else found
-    one = strongest and sides.side in ("rollout", "trainer")  # then this is also the side of uncertain findings
+    one = strongest and sides.side in ("rollout", "trainer")  # if so, findings with low confidence get it too
     ask = alike or any(finding.confidence != "low" or not one for finding in rest)
     shown = {side: _find_pair_causes(pair, evidence, files) if ask else set() for side, pair in pairs.items()}
 
