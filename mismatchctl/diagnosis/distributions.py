@@ -31,8 +31,7 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return two arrays with log-probs of k likely tokens per position [N, k] (rollout, other side), and the sequence
-    index of each position [N]."""
+    """Return log-probs of k likely tokens per position in the rollout and on the other side, and sequence indices."""
     a, b = case.rows.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.extra_columns)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None

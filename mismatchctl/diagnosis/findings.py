@@ -105,7 +105,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """If rollout and train log-probs of the unexplained tokens are unrelated, lower small causes to medium confidence."""
+    """If unexplained log-probs of rollout and trainer are unrelated, lower the confidence of small causes to medium."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found
