@@ -45,7 +45,7 @@ def _find_breaks(case: Case) -> _Breaks | None:
         return None
     size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
     found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
-    # Test the loudness, which has no unit. Then test very large differences, which a temperature rarely causes.
+    # First search for a jump of the loudness. Then search for large differences, which a temperature rarely causes.
     for values, jump in ((case.loudness, 2.3), ((size > _EDIT_GROSS_DISTANCE).astype(np.float64), 0.3)):
         at, score, difference = _best_splits(case, values)
         new = (score > 6.0) & (difference > jump) & _check_breaks(case, size, at) & ~found
@@ -76,7 +76,7 @@ def detect_edited_response(case: Case) -> Detection | None:
     confidence: Confidence = "high" if share > _EDIT_SURE_SHARE else "medium"
     if noisy:
         confidence = "medium" if 3 * _EDIT_SURE_SHARE < share < _EDIT_MOST and level > 1 else "low"
-    if case.filled or case.reshaped:  # a cause of all tokens can make such a rise too
+    if case.filled or case.reshaped:  # a cause that affects all tokens can cause such a rise too
         confidence = "low" if noisy else "medium"
     return Detection(
         confidence,
@@ -145,11 +145,11 @@ def _match_edited_spans(case: Case) -> Detection | None:
 
 
 def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
-    """Return start and length [S] of the span with the largest sum of `gross - _SPAN_MIN_DENSITY`."""
+    """Return start and length of one span per sequence [S]. It has the largest sum of `gross - _SPAN_MIN_DENSITY`."""
     scores = gross - _SPAN_MIN_DENSITY
     after = np.cumsum(scores)
     before = after - scores
-    drop = 2.0 * (np.abs(after).max(initial=0.0) + 1)  # each row starts lower, so that its minimum is its own
+    drop = 2.0 * (np.abs(after).max(initial=0.0) + 1)  # so that a row's minimum is below all earlier rows
     lowest = np.minimum.accumulate(before - drop * case.where)
     gain = after - drop * case.where - lowest
     best, ends = case.segments.max(gain), np.zeros(case.size, np.int64)
@@ -173,7 +173,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
     level, later = (case.part_means(size, part) for part in (after, half))
     stray = case.part_means(size > 0.5 * case.each(level), ~after)
     position = case.rows.positions[case.index]
-    # True if other causes explain the tokens right before the break
+    # True if other causes already explain the token right before the split
     apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))
     found: Bools = (level > 0.4) & (stray < 0.2) & (later > 0.4 * level)
     found &= case.sums(apart) == 0
@@ -181,7 +181,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """Split each sequence so that the means of its parts differ most. Return place, t statistic, difference."""
+    """Split each sequence where the mean of `values` rises most. Return the split index, a t statistic and the rise."""
     floor = max(0.3 * float(values.var()), 0.03)
     n = case.each(case.counts.astype(np.float64))
     running = np.append(0.0, np.cumsum(values))
@@ -209,7 +209,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Find the k with which rollout[i + k] fits train[i] best. Return k and the misfit [S] (1: no fit)."""
+    """Find the shift k of each row for which rollout[i + k] is closest to train[i]. Return k and misfit (1: no fit)."""
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths
@@ -229,7 +229,7 @@ def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tup
     chance = (ordered[(number - 1) // 2, every] + ordered[number // 2, every]) / 2
     best = np.where(np.isnan(level), np.inf, level).argmin(axis=0)
     agreement = level[best, every] / np.maximum(chance, 1e-9)
-    # with unrelated columns of n tokens, the best of 64 shifts is about 2.1 / sqrt(n) better than the usual shift
+    # in unrelated columns of n tokens, the best of 64 shifts is about 2.1 / sqrt(n) better than the median shift
     limit = np.minimum(0.65, 1 - 2.1 / np.sqrt(np.maximum(case.counts, 1)))
     found = known & (level[0] > 0.6 * chance) & (agreement < limit)
     return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)
@@ -254,7 +254,7 @@ def detect_misaligned(case: Case) -> Detection | None:
         return None  # each row has another shift, and no shift fits well
     long = case.counts > _SHIFTED_MIN_LENGTH
     share = float(found.sum() / long.sum())
-    if counts.max() > 0.8 * long.sum():  # then assume that short rows are shifted too
+    if counts.max() > 0.8 * long.sum():  # assume that rows too short to test are shifted too
         shift[~found], found = values[order[0]], case.counts > 0
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
     common, fit = int(values[order[0]]), float(np.median(agreement[found]))
@@ -353,7 +353,7 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
     sequences = np.isin(np.arange(case.size), runs.sequence)
     elsewhere = int((~every.at_start).sum()) / max(len(case.index), 1)
     if sequences.sum() < 4.0 * elsewhere * (case.counts > 0).sum():
-        return None  # if top-p keeps one token, its log-prob is 0, at the start and elsewhere
+        return None  # constants occur elsewhere too, such as 0 if top-p keeps one token
     if sequences.sum() < max(3, 0.05 * (case.counts > 0).sum()):
         return None
     return Detection(
@@ -373,7 +373,7 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
 
 
 def _match_shared_prefix(case: Case) -> Detection | None:
-    """Find prompts whose responses all start with the same unlikely tokens, which belong to the prompt."""
+    """Find prompts whose responses all start with the same unlikely tokens. Such tokens must belong to the prompt."""
     ids = case.rows.extra_columns.get("token_ids")
     if ids is None or case.rows.columns.get("prompt_id") is None:
         return None
@@ -412,14 +412,14 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 
 _PREFIX_MIN_SURPRISE, MIN_LOG_PROB = 20.0, -200.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
-"""A longer row has a wrong last token if the difference exceeds these nats and this multiple of the row's median."""
+"""The last token of a longer row is wrong if it differs by these nats and by this multiple of the row's median."""
 _REPAIRING = {
     "wrong_log_base", "wrong_sign", "probabilities_not_logs", "cumulative", "log_densities", "unmasked_padding",
     "constant_column",
 }  # fmt: skip
-"""Causes that explain values above 0 or far below it."""
+"""If an earlier test found one of these causes, log-probs above 0 or far below 0 are not placeholders."""
 _IMPOSSIBLE, _MIN_PADDING_RUN, _DENIED = "impossible", 4, 2.0
-"""Key for tokens with train log-prob -inf. `_MIN_PADDING_RUN` or more such tokens in a row are padding instead."""
+"""Name for single tokens with train log-prob -inf. `_MIN_PADDING_RUN` or more adjacent tokens are padding instead."""
 _PLACEHOLDER_KINDS = {
     "nonfinite": "NaN, infinite or null",
     "positive": "above 0",
@@ -450,7 +450,7 @@ def _mark_placeholders(rows: Rows, kind: str, side: str) -> Bools:
 
 
 def _mark_runs(marks: Bools, segments: Segments) -> Bools:
-    """Keep only long stretches of marked tokens, as in padding."""
+    """Return the marks that are part of at least `_MIN_PADDING_RUN` adjacent marks in one sequence."""
     at = np.flatnonzero(marks)
     row = np.searchsorted(segments.offsets, at, side="right")
     run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
@@ -470,7 +470,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
         off |= tokens
     cleaned = case.without(off & case.sound)
     runs = cleaned.suspicious_runs
-    # Repeated text also has a constant log-prob. If top-p keeps only one token, its log-prob is 0.
+    # Not padding: repeated text also has equal log-probs, and a token that top-p keeps alone has log-prob 0.
     typed = np.array([is_placeholder(value) for value in runs.value], np.bool_)
     runs = runs[runs.at_end & typed & ((runs.value != 0) | (runs.off > _DENIED))]
     tail = runs.tokens(cleaned) | _find_bad_ends(cleaned)
@@ -511,10 +511,10 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
 
 
 def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
-    """Find placeholder values. Return the tokens [T] with each (side, value)."""
+    """Find placeholders. Return (side, value of the placeholder) -> flags of the tokens that have this value [T]."""
     found = {}
     if "low_precision_logging" not in case.explained:  # rounded values all look like placeholders
-        # A placeholder: at least 6 and 40% of the far tokens have it, and 90% of the tokens that have it are far.
+        # A value is a placeholder if 6 or more tokens and 40% of the far tokens have it, and 90% of these are far.
         far = np.abs(case.x) > 5.0
         for side, own, _ in case.sides:
             values, counts = np.unique(own[far], return_counts=True)
@@ -543,12 +543,12 @@ def _find_bad_ends(case: Case) -> Bools:
 
 
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
-"""A token is far if the sides differ by this many nats. In tool output, at least 67% of a run are far."""
+"""A token is far if the sides differ by more nats. In tool output, at least 67% of a constant stretch are far."""
 
 
 def detect_unsampled_tokens(case: Case) -> Detection | None:
     runs = case.suspicious_runs
-    runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # if top-p keeps one token: 0
+    runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # top-p can cause 0
     if float((case.x < 0).sum()) > 0.85 * len(case.x):  # top-p may keep only one token, with log-prob 0
         runs = runs[(runs.value != 0) | ((runs.length >= 8) & (runs.off > 3.0))]
     far = np.append(0, np.cumsum(np.abs(case.x) > _UNSAMPLED_FAR))
@@ -571,7 +571,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     start[runs.sequence[::-1]] = case.rows.positions[case.index[runs.first[::-1]]]
     examples = case.find_loudest(sequences, case.sums(tokens[case.index]))
     rival = {"padding_or_sentinel": "check in the code whether 0 is written for missing log-probs"}
-    # below 1%, the policy may simply have changed much
+    # below 1%, these tokens may come from a large change of the policy
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > 0.01 or quiet else "low",
         f"{percent(share)} of the valid tokens have the constant rollout log-prob {value:g}, which is "
@@ -593,7 +593,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
 
 
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
-"""Range of E[ratio] for sampled tokens after a break. `_MOST_PLACED` is the maximum if all breaks are at one place."""
+"""Range of E[ratio] after a break if these tokens were sampled. `_MOST_PLACED`: maximum if breaks have equal places."""
 _SAME, _ROWS = 0.8, 5
 
 
@@ -616,7 +616,7 @@ def detect_engine_state(case: Case) -> Detection | None:
     if case.without(tokens).noise > 0.04 and not (at_limit or by_prompt):
         return None  # the other rows also differ, perhaps late in the response
     sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH)
-    # E[ratio] near 1 is also sure, if it has enough tokens and a small error
+    # also sure: E[ratio] is near 1 with a small error
     sure |= sampled and count >= 300 and 4 * error < 0.6
     doubtful = not sure and (case.filled or case.reshaped)  # a cause of all tokens can make such a rise too
     used, left = case.counts > 0, f"the last {breaks.tokens_left:,} tokens"
@@ -659,7 +659,7 @@ def _correlation(case: Case, chosen: Bools) -> float:
 
 
 def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if the longest rows break, all at the same distance from their ends."""
+    """Return True if nearly all breaks are in rows of the maximum length, at the same distance from the end."""
     longest = case.counts == case.counts.max()
     left = (case.counts - split)[found]
     _, counts = np.unique(left, return_counts=True)

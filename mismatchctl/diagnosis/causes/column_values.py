@@ -51,7 +51,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str, name: str, meaning: str) -> Detection:
-    """Report wrong values of one side in the `found` sequences. `left` is the case with corrected values."""
+    """Report that one side has wrong values in the `found` sequences [S]. `left` is the case with corrected values."""
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
@@ -148,17 +148,17 @@ _LOG_READINGS = (
     | {_OPPOSITE_SIGN: -1.0}
     | {f"{base} with {_OPPOSITE_SIGN}": -factor for base, factor in _LOG_BASES.items()}
 )
-"""Factors that restore natural log-probs."""
+"""Name of a log base or sign -> factor that converts such values to natural log-probs."""
 _MAX_MULTIPLE_SPREAD = 0.005
 _MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
 _MULTIPLE_RANGES = (
     *((-0.15, _MULTIPLE_CERTAIN), (_MULTIPLE_LIKELY, -0.15)),
     *((-2.5, _MULTIPLE_UNLIKELY), (-math.inf, -2.5)),
 )
-"""Log-prob ranges that must agree on the factor."""
+"""Ranges (low, high) of train log-probs. One factor explains the difference only if it fits in every range."""
 
 LogReading = tuple[str, str, float]
-"""Side, name of the sign or log base (empty for another factor), and factor."""
+"""(side with wrong values, name of their log base or sign, factor that corrects them). Other factors have no name."""
 
 
 def detect_wrong_log_base(case: Case) -> Detection | None:
@@ -172,13 +172,13 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     before, after = case.distance(best), left.distance(best)
     if share < 0.5 and after > 0.15 * before:
         return None  # a few rows agree a little better by chance
-    signed = _OPPOSITE_SIGN in reading  # log-probs are not above 0
+    signed = _OPPOSITE_SIGN in reading  # sure, because log-probs are never above 0
     read = left.without(~best[case.sequence])
     ratio = read.calibration
     sampled = abs(ratio.z) < 4.0 or abs(ratio.excess) < 0.01
     fits = read.noise < 0.1 or (sampled and read.noise < 0.3)
     if after > 0.02 * before and not signed and not fits:
-        return None  # the sides still differ much, and the tokens were not sampled with these log-probs
+        return None  # with this factor, the sides still differ much, and E[ratio] is not 1
     found = _match_reading(
         case, left, side, best, _describe_reading(side, reading, 1 / factor)
         + f". If {side}_log_probs are multiplied by {factor:.4g}, the median difference between the two sides is "
@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Find the sign or log base with which the two sides agree in most sequences."""
+    """Find the sign, log base or other factor with which the two sides agree in the largest number of sequences."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)
@@ -212,7 +212,7 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return rollout / train if all tokens have the same quotient. Ignore 1 and quotients of log bases."""
+    """Return rollout / train log-prob if all tokens have the same quotient, unless this is 1 or fits a log base."""
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
     def quotients(chosen: Bools) -> Float64s:
@@ -254,7 +254,7 @@ def _describe_reading(side: str, reading: str, multiple: float) -> str:
 _LATTICE_ALL_SHARE = 0.995
 _DECIMAL_DIGITS = range(1, 6)
 _LATTICE_MAX_LOG_PROB = -0.25
-"""Log-probs closer to 0 are differences of large logits with few significant bits."""
+"""Log-probs closer to 0 are ignored. They are differences of large logits, so they have few significant bits anyway."""
 _ROUNDING_SHARE = 0.25
 
 
@@ -270,14 +270,14 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
         return None
     for side, own, _ in case.sides:
         values, decimals = getattr(case.rows, side), _find_decimals(own)
-        if decimals is not None:  # first, because bfloat16 and float16 contain many short decimals
+        if decimals is not None:  # tested first, because many short decimals are exact in float16 too
             step = np.full(len(case.x), 10.0**-decimals)
             return _match_low_precision(case, side, format_count(decimals, "decimal"), 1.0, 1e-3, step)
         unsure = values[case.sound & (values < _LATTICE_MAX_LOG_PROB)]
         for name, bits in {"bfloat16": 8, "float16": 11}.items():
             kept = unsure[_lies_on_lattice(unsure, bits)]
             share = len(kept) / max(len(unsure), 1)
-            # if there are fewer different values, they are placeholders
+            # fewer than 10 different values are placeholders, not rounded log-probs
             if share >= 0.02 and len(np.unique(kept)) >= 10:
                 spacing = np.ldexp(1.0, np.frexp(np.maximum(np.abs(own), 1e-30))[1] - bits)
                 return _match_low_precision(case, side, name, share, 2.0 ** (bits - 24), spacing)
@@ -294,7 +294,7 @@ def _find_decimals(values: Float64s) -> int | None:
         return int(np.count_nonzero(np.abs(scaled - np.round(scaled)) > np.abs(scaled) * 2.0**-23 + 1e-9))
 
     for digits in _DECIMAL_DIGITS if len(used) >= 50 else ():
-        # the first values usually have too many decimals already
+        # checking the first 8,192 values saves time, because they usually show that the number is too small
         if count_longer(used[: 1 << 13], digits) <= most and count_longer(used, digits) <= most:
             return digits if len(np.unique(used)) > 10 else None
     return None
@@ -412,7 +412,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     if doubtful.sum() < _FEWEST:
         return None
     scaled = down / (doubt + 0.02)
-    # use the closest 20% of the tokens for the noise, because most tokens may be wrong
+    # estimate the noise from the 20% of the tokens with the smallest difference, because most may be wrong
     noise = max(float(np.quantile(np.abs(scaled[doubtful]), 0.2)) / 0.2533, 1e-4)
     limit = np.maximum(12.0 * noise * (doubt + 0.02), _FAR)
     far, near = down < -limit, np.abs(scaled) < 4.0 * noise
@@ -421,7 +421,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         return None
     other_way = float((down > limit).sum()) / count
     between = float(((down < 0) & ~near & ~far & doubtful).sum()) / count
-    # The probabilities of two tokens add up to at most 1. Shuffled pairs show how often this happens by chance.
+    # The probabilities of two different tokens add up to at most 1. Shuffled pairs often have a larger sum.
     room, slack = np.log(-np.expm1(np.minimum(own[far], -1e-12))), 0.1 + 3 * noise
     violated, shuffled = float((other[far] > room + slack).mean()), np.random.default_rng(0).permutation(other[far])
     possible = shuffled < own[far] - limit[far]
@@ -435,8 +435,8 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     allowed, known = float(doubt[certain].sum()), float((far & certain).sum())
     if max(known - 3 * math.sqrt(known), 0.0) / max(allowed, 1e-9) > 2.0:
         return None
-    # If p > 1/2, the column has the likeliest token. The sampler chose this token with probability p. So for each
-    # token that agrees, (1 - p) / p tokens are expected to be far off.
+    # A recorded token with p > 1/2 is the likeliest token, and the sampler chose it with probability p. So for each
+    # such token that agrees with the other side, (1 - p) / p tokens are expected to be far off.
     likely = own > np.log(0.5)
     expected = float((doubt / p)[likely & ~far].sum())
     affected = min(1.0, float((far & likely).sum()) / expected) if expected > 0 else 1.0
@@ -447,7 +447,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         name, mean, z = "E[1 / ratio] - 1", ratio.inverse, ratio.inverse_z
     sure = count >= 20 and rows.sum() > 1
     rival = {"truncated_sampling": "check whether the token ids and the recorded log-probs belong to the same tokens"}
-    # `reshaped`: if more tokens are wrong, the tokens that are left are a biased selection
+    # `reshaped`: if many tokens are wrong, the tokens that agree are a biased selection
     return Detection(
         "high" if sure else "medium",
         f"for {format_count(count, 'token')} ({percent(count / len(case.x))}), {side}_log_probs contain the log-prob "

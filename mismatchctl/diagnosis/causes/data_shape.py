@@ -1,4 +1,4 @@
-"""Checks of each column by itself: lengths, sign, range, constants, padding and gaps."""
+"""Tests for faults in the form of the columns: lengths, sign, range, constants, padding and gaps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mismatchctl.diagnosis.detection import Detection, make_fact, make_share_fac
 _FEWEST = 20
 _RUN = 3
 _MOST, _FEW_ROWS, _FITS_FEW = 0.5, 0.02, 0.1
-"""`_FITS_FEW`: if only a few rows fit better without gaps, their difference has to fall to this share."""
+"""`_FITS_FEW`: if only a few rows fit better without gaps, their mean difference must fall to this share."""
 
 
 def detect_length_mismatch(case: Case) -> Detection | None:
@@ -50,13 +50,13 @@ def detect_constant_column(case: Case) -> Detection | None:
         return None
     found = {}
     for side, own, _ in case.sides:
-        if np.count_nonzero(own[1:] == own[:-1]) < 0.98 * len(own) - 1:  # faster than the median
+        if np.count_nonzero(own[1:] == own[:-1]) < 0.98 * len(own) - 1:  # a fast check before the slow median
             continue
         value = float(np.median(own))
         share = float((own == value).mean())
         masked = getattr(case, side)[~case.rows.mask]
         masked = masked[np.isfinite(masked)]
-        # If the masked values vary, the mask is wrong and not the column.
+        # If the values of masked tokens vary, the column is correct and the mask is wrong.
         wrong_mask = len(masked) >= _FEWEST and len(np.unique(masked)) > len(masked) / 4
         if share >= 0.995 and not wrong_mask:
             found[side] = value, share
@@ -147,7 +147,7 @@ def _find_padding_run(case: Case, *, last: bool) -> tuple[Bools, float, float] |
         return None  # repeated text also has a constant log-prob
     chosen &= run >= least
     tail &= chosen[case.where]
-    # require a few padded rows, or one long run
+    # require two or three padded rows, or one with at least 24 tokens of padding
     if chosen.sum() < (2 if r != 0 or usual > 0 else 3) and run[chosen].max(initial=0) < 24:
         return None
     return case.marked(tail), r, t
@@ -155,7 +155,7 @@ def _find_padding_run(case: Case, *, last: bool) -> tuple[Bools, float, float] |
 
 @cached_on_case
 def find_positive_kind(case: Case) -> str:
-    """Name the content of columns with values above 0: "negated", "probabilities", "densities" or ""."""
+    """Return what two columns with values above 0 contain: "negated" log-probs, "probabilities" or "densities"."""
     sides = case.r, case.t
     if len(case.x) < _FEWEST or min(np.std(values) for values in sides) == 0:
         return ""
@@ -170,7 +170,7 @@ def find_positive_kind(case: Case) -> str:
 
 def _are_negated(values: Float64s) -> bool:
     low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
-    # the smallest negative log-likelihood is near 0
+    # negative log-likelihoods are not below 0, and the smallest ones are near 0
     above = float((values < -POSITIVE_TOLERANCE).mean()) <= 1e-3 and low <= 0.1 * middle
     return above and high > 1 + POSITIVE_TOLERANCE and high - middle >= middle - low
 
@@ -264,7 +264,8 @@ def detect_packed_columns(case: Case) -> Detection | None:
 def _find_gaps(case: Case) -> tuple[Bools, Ints, Ints] | None:
     """Find rows with masked tokens between valid tokens.
 
-    Also return token indices [T] that skip these gaps. They start at the first valid token, or at the start of the row.
+    Also return two arrays with the place [T] of each valid token if its row had no gaps. In the first array, a row
+    starts at its first valid token, and in the second array at its first token.
     """
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():
@@ -328,7 +329,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
 
 
 def _micro_batch_majority(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
-    """Return the mean share of the majority per micro-batch (identical or other rows), and the number of batches."""
+    """Return the share of rows of the same kind (identical or not) as most of their micro-batch. Count the batches."""
     if case.rows.columns.get("micro_batch") is None:
         return None, 0
     keys = list(zip(case.column("step")[long].tolist(), case.column("micro_batch")[long].tolist(), strict=True))

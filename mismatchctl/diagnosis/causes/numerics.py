@@ -15,11 +15,11 @@ from mismatchctl.diagnosis.detection import Detection, make_fact, percent
 from mismatchctl.results.model import Confidence
 
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
-"""Share of K3 in the tail: below 0.3 in dense models, and 0.7 to 0.95 in mixtures of experts."""
+"""Share of K3 in the tail (see `tail_shares`): below 0.3 in dense models, and 0.7 to 0.95 in mixtures of experts."""
 _CACHE_LIKE = (8.0, 35.0)
-"""Kurtosis that only fp8 caches have. Fp8 caches had 3 to 22, dense models up to 8, mixtures of experts 42 and more."""
+"""Kurtosis of noise that only fp8 caches cause. They had 3 to 22, dense models up to 8, mixtures of experts from 42."""
 MIN_STRUCTURE_TOKENS = 3000
-"""Minimum number of tokens to detect structure in the noise."""
+"""Minimum number of tokens for tests of what the noise depends on, such as the token or its position."""
 
 
 @cached_on_case
@@ -38,7 +38,7 @@ def is_plain_noise(case: Case) -> bool:
 
 def fits_larger_model(case: Case) -> bool:
     """Return True if bfloat16 can cause this noise, but only in a large or unusually certain model."""
-    # the bound comes from small models, and a larger or more certain model may have 3 times this noise
+    # BFLOAT16_NOISE was measured in small models. A larger or more certain model may have 3 times this noise.
     small = BFLOAT16_NOISE <= case.noise < 3.0 * BFLOAT16_NOISE
     return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
 
@@ -144,7 +144,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < 0.4 or len(case.x) < 200:
         return None
     shared, shared_z = case.systematic_share
-    even = abs(shared_z) < 3.0 and case.spread < 1.1 * case.noise  # dropout: 1.2 times the noise
+    even = abs(shared_z) < 3.0 and case.spread < 1.1 * case.noise  # with dropout, 1.2 times
     if case.noise >= _CACHE_MAX_NOISE and not even:
         return None
     if (shared > 0.02 and shared_z > 4) or case.certain_tokens_differ or case.row_kinds is not None:
@@ -154,7 +154,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     balanced = abs(ratio_z) < 5.0
     size = case.noise < _CACHE_MAX_NOISE if grows else case.noise < _CACHE_USUAL_NOISE and not is_near_bound(case)
     size |= even and not is_near_bound(case)
-    plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL  # a cache changes every token
+    plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL  # a cache has no tail
     rounded = "low_precision_logging" in case.explained and case.noise < 2.0 * BFLOAT16_NOISE
     confidence: Confidence = "low"
     if balanced and plausible and not rounded:
@@ -250,7 +250,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
 
 
 def experts_per_layer(experts: np.ndarray) -> int:
-    """Return the largest number of experts per layer with which no layer repeats an expert."""
+    """Infer the number of experts per layer: the largest number with which no layer contains an expert twice."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, 8 + 1):
@@ -288,7 +288,7 @@ def _match_tails(case: Case) -> Detection | None:
 
 
 _TOKEN_BOUND_SHARE = 0.15
-"""If the token explains more of the variance than this, positions are not the cause. ALiBi reaches 0.07."""
+"""If the token id explains more of the variance, positions are not the cause. With other ALiBi slopes, it was 0.07."""
 _POSITION_SETTINGS = "compare rope_theta, ALiBi slopes, attention window and position_ids of the two sides"
 _OTHER_MODEL_COHERENCE = 0.9
 
@@ -386,7 +386,7 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
 
 
 _QUANTIZED_SLIGHT_BIAS, _QUANTIZED_MAX_DRIFT, _QUANTIZED_MAX_NOISE = 0.03, 0.6, 0.4
-"""Limits for quantized weights. Quantization to 4 bits stays below these limits."""
+"""Upper limits for quantized weights: |E[ratio] - 1|, correlation with learning, noise. Even 4 bits stay below them."""
 
 
 def detect_quantized_rollout(case: Case) -> Detection | None:
@@ -400,7 +400,7 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
         return None
     error = np.arctanh(np.clip(along, -0.999, 0.999)) / along_z
     if np.tanh(np.arctanh(np.clip(along, -0.999, 0.999)) + 2 * error) > _QUANTIZED_MAX_DRIFT:
-        return None  # stale weights look the same unless learning is excluded
+        return None  # the log ratios may follow the policy's updates, as with stale weights
     ratio = case.calibration
     if abs(ratio.z) > 6.0 and abs(ratio.excess) > _QUANTIZED_SLIGHT_BIAS:
         return None
@@ -469,11 +469,11 @@ def detect_weights_differ(case: Case) -> Detection | None:
 
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
-"""A gross token differs by this many nats and this multiple of the noise. At most this share of tokens is gross."""
+"""A gross token differs by these nats and by this multiple of the noise. If more tokens than this share do, none is."""
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
-"""With fewer rows or less variance, there may be two kinds of prompts instead."""
+"""With fewer rows or less variance between them, the prompts alone may cause the two kinds of rows."""
 
 
 def detect_unexplained(case: Case) -> Detection | None:
@@ -504,15 +504,15 @@ def _match_tokens(case: Case) -> Detection | None:
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     upward = float((case.x[chosen] > 0).mean())
-    flips = abs(case.calibration.z) < 4.0 and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as with other experts
+    flips = abs(case.calibration.z) < 4.0 and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # other experts look the same
     flips &= count < 0.01 * len(case.x)
     sure = share > 0.3 and sequences > 1 and not case.reshaped and not flips
-    more = bool(case.explained) and share * float(case.k3.sum()) < 0.9 * case.whole_k3  # a known cause?
-    sure &= count < 0.05 * len(case.x) or case.size >= _SURE_ROWS // 2  # else perhaps a cause of a few rows only
+    more = bool(case.explained) and share * float(case.k3.sum()) < 0.9 * case.whole_k3  # other causes explain the rest
+    sure &= count < 0.05 * len(case.x) or case.size >= _SURE_ROWS // 2  # many tokens of few rows may have another cause
     seats = _describe_places(case, chosen)
-    seated = "positions" in seats and count >= 5  # one long row has many tokens of one worker and step
+    seated = "positions" in seats and count >= 5  # not workers or steps: they may have one long row
     far = [int((np.abs(case.standard) > limit).sum()) for limit in (5.0, _GROSS_NOISE_FACTOR)]
-    tail = fits_larger_model(case) and far[0] >= 1.5 * far[1] and not seated  # as with other experts
+    tail = fits_larger_model(case) and far[0] >= 1.5 * far[1] and not seated  # other experts look the same
     examples = case.find_loudest(rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.positions[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
@@ -589,7 +589,7 @@ def _match_large_noise(case: Case) -> Detection | None:
         return _match_unrelated(case)
     broken, told = abs(ratio.z) > 8.0 and not case.is_greedy, len(case.x) >= MIN_STRUCTURE_TOKENS
     if case.noise <= BFLOAT16_NOISE and not broken:
-        return None  # the finding for noise describes the usual tail
+        return None  # `detect_numerical_noise` reports this
     sure = told and (case.noise > 0.2 or broken)
     summary = (
         f"the mean |log ratio| is {np.mean(np.abs(case.x)):.2g} nats. The noise of the logits is {case.noise:.2g}, "

@@ -136,7 +136,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
         return None
     found = np.isin(np.arange(case.size), candidates[matched])
     most = len(candidates) > _SWAPPED_SURE_SHARE * long.sum() and case.column_correlation < UNRELATED_CORRELATION
-    if (matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4) or most:  # also rows whose partner is not sampled
+    if (matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4) or most:  # the partner may be outside the sample
         found = case.counts > 0 if found.mean() > _SWAPPED_SURE_SHARE else off > _SWAPPED_MIN_DISTANCE
     ids = case.column("sequence_id")
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
@@ -161,7 +161,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean |rollout[i] - train[j]| over the first 32 tokens, for all pairs of rows [i, j]."""
+    """Return the mean |rollout - train| over the first 32 tokens, for the rollout of row i and the train of row j."""
     place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
@@ -176,7 +176,7 @@ def _cross_distances(case: Case, candidates: Ints) -> Float64s:
 _CONTEXT_MIN_LENGTH = 24
 _LIKE_WEIGHTS = "Different weights, for example quantized weights, look the same"
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
-"""Ratio of early to late differences: quantized weights cause up to 1.4, one lost prompt token 2 and more."""
+"""Minimum early / late difference. Quantized weights cause up to 1.4, and one lost prompt token causes 2 or more."""
 
 _TOKENS, _NEAR = 4, 16
 _LARGE, _NEARLY_ALL = 1.0, 0.8
@@ -224,7 +224,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         before, after = (case.part_means(case.loudness, part)[rows] for part in near)
         jump = after - before
         z = max(normal_z(compute_t(jump), len(rows) - 1), _outlier_z(jump))
-        if best is None or z > best[1] + 1:  # of equally clear boundaries, keep the first
+        if best is None or z > best[1] + 1:  # keep the first of equally clear turn boundaries
             best = jump, z, boundary, rows
     if best is None or best[1] < 5.0:
         return None
@@ -232,7 +232,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     concerned = np.zeros(case.size, np.bool_)
     concerned[rows[jump > _LARGE / 2]] = True
     share = float(concerned.sum()) / len(rows)
-    if share > _NEARLY_ALL:  # then assume that rows too short for a test are affected too
+    if share > _NEARLY_ALL:  # assume that it also affects rows that are too short to test
         concerned[:] = True
     late = concerned[case.where] & (turn >= first)
     early = concerned[case.where] & (turn < first)
@@ -305,13 +305,13 @@ def _rise_within_turns(case: Case, turn: Ints, used: Bools) -> float:
 
 
 def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Regress log(noise) on log2(1 + place) within rows. Return slope, z-score, and (early, late) means."""
+    """Regress `loudness` on log2(1 + place) within rows. Return slope, z-score, and mean loudness (early, late)."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
     middle = np.median(place[used])
     early, late = used & (place <= middle), used & (place > middle)
-    if not late.any():  # every token has the same place
+    if not late.any():  # no token is after the median
         return 0.0, 0.0, (0.0, 0.0)
     slope, error, _ = case.fit_within_rows(np.log2(1.0 + np.maximum(place, 0)), used)
     halves = float(case.loudness[early].mean()), float(case.loudness[late].mean())
@@ -395,8 +395,8 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
 
 
 _KIND_TOKENS, _KIND_ROWS, _KIND_PROMPTS, _KIND_PURE = 10, 2, 6, 0.9
-"""Minimum number of tokens per row, of rows per prompt, and of prompts. `_KIND_PURE` is the minimum share of rows of
-one kind in a prompt, and of prompts that reach this share."""
+"""Minimum number of tokens per row, of rows per prompt, and of prompts. `_KIND_PURE`: In a pure prompt, this share of
+the rows is of one kind. This share of the prompts must be pure."""
 
 
 _POSITION_MIN_LENGTH = 24

@@ -70,7 +70,7 @@ _TRUNCATED_Z = -6.0
 _TRUNCATED_QUANTILE = 0.005
 _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 30, 4.0
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
-"""Maximum probability of an unlikely token, minimum top-p, and tolerances within which kept masses are equal."""
+"""For `_find_top_p`: maximum probability of an unlikely token, minimum top-p, limits for differences in kept mass."""
 _MIN_P_NOTE = "the value of min-p needs the likeliest token's probability, which only rollout_top_log_probs contain"
 
 
@@ -85,7 +85,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     if max(likely, direction.unlikely) < -0.7:
         bounded = np.expm1(np.minimum(case.x, _TRUNCATED_STRAY_RATIO))
         excess, z = float(bounded.mean()), case.clustered_z(bounded)
-    # a sampler removes more mass than rounding does
+    # with less than 1e-6, rounding may be the cause
     if z > _TRUNCATED_Z or -excess < 1e-6:
         return None
     above = case.rollout[case.rows.mask]
@@ -103,7 +103,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     if not (one_sided or nucleus) or float(np.quantile(case.x, 0.05)) < math.log(1e-6):
         return None
     if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < 0.3:
-        return None  # top-p cannot keep only these tokens: the trainer finds them unlikely
+        return None  # top-p would not keep only these tokens, which the trainer finds unlikely
     if power is None:
         setting, told = _describe_setting(case, case.t[certain] if nucleus else None)
     else:
@@ -216,7 +216,7 @@ def _describe_tempered_setting(
     mass, flat = estimate_kept_mass(case, b)
     if len(flat) > 1:
         low, value, high = (float(end) for end in np.quantile(flat, (0.25, 0.5, 0.75)))
-        # min-p has a larger quartile range. The recorded entropy makes the error of top-p smaller.
+        # With min-p, `flat` has a larger quartile range. A recorded entropy makes the estimates of top-p more precise.
         error = (0.05, 0.02)["entropy" in case.rows.extra_columns]
         if high - low < 0.045 and value < 1:
             half = max(high - low, error)
@@ -233,8 +233,8 @@ def _describe_tempered_setting(
 def _find_top_p(case: Case) -> tuple[float, tuple[float, float]] | None:
     """Return top-p and its interval, if the kept mass is the same at all positions with an unlikely sampled token.
 
-    With top-p, the kept mass is slightly above p there. With top-k or min-p, it grows with the probability of the
-    token.
+    At such positions, top-p keeps a mass slightly above its setting. With top-k or min-p, the kept mass grows with the
+    probability of the sampled token.
     """
     small = np.flatnonzero(case.t < math.log(_UNLIKELY_P))
     if len(small) < _KEPT_MIN_PLACES * 3:
@@ -254,7 +254,7 @@ def _find_top_p(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 
 def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
-    """Return the number of kept tokens (low, estimate, high), and the z-score of its change with the removed mass.
+    """Return the number of kept tokens (low, estimate, high), and z > 0 if it is larger where less mass is removed.
 
     The number is the mean of 1 / q, where q is the sampler's probability of the sampled token. Small removed masses are
     mostly noise, so the weight of a position is the square of its removed mass.
@@ -275,7 +275,7 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
 
 
 def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
-    """Return the weighted mean of 1 / rollout probability, its standard error, and half of its interval."""
+    """Return the weighted mean of 1 / rollout probability, its standard error, and half the width of its interval."""
     chosen = weights > 0
     clusters = len(np.unique(case.clusters[case.where[chosen]]))
     if chosen.sum() < _KEPT_MIN_PLACES or clusters < 2:
@@ -291,8 +291,8 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
     """Return log(top-p) as (low, estimate, high), from tokens that were the sampler's only choice.
 
-    The trainer's probability of such a token is at least top-p. The smallest of their log-probs (`certain`) is thus
-    close to log(top-p). The interval assumes that they are evenly distributed just above it.
+    `certain` contains the trainer's log-probs of such tokens. None is below log(top-p), so the smallest is close to it.
+    The interval assumes that the log-probs just above log(top-p) are evenly distributed.
     """
     ordered = np.sort(certain)
     count = max(1, min(max(len(ordered) // 20, 6), len(ordered) - 1))
@@ -331,7 +331,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
 def _compare_entropy(case: Case) -> Detection | None:
     """Compare the mean of -log p with the mean recorded entropy. They are equal if p is the sampler's probability."""
     entropy = case.token_column("entropy")
-    filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounded columns still agree
+    filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounding keeps the mean
     if entropy is None or case.reshaped or filled or case.noise > 0.1:
         return None
     known, surprise = np.isfinite(entropy), -(case.r + case.t) / 2
@@ -497,7 +497,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
-    """Compare repeated with new tokens of similar probability and position. Return difference and z-score."""
+    """Return how much `size` differs between repeated and new tokens of similar probability and position. Add its z."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, 8), (case.place, 4)):
         bins = bins * parts + quantile_bins(values, parts)

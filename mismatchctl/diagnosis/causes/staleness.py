@@ -88,7 +88,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
         lags[float(value or 0)] += float(sums[0, 0])
     several = len(lags) > 1
     growth, growth_z = fit_slope(cells) if several else (0.0, 0.0)
-    untold = ((0.0, 0.0), (0.0, 0.0))  # with another temperature, tokens cannot show this
+    untold = ((0.0, 0.0), (0.0, 0.0))  # log ratios show other weights only at equal temperature
     (shared, shared_z), (along, along_z) = untold if case.reshaped else (case.systematic_share, case.drift_correlation)
     grows, idle = growth_z > _LAG_Z, several and growth_z < 2.0
     weights_differ = shared > 0.02 and shared_z > 6
@@ -166,7 +166,7 @@ def _format_lags(lags: Iterable[float]) -> str:
 
 _PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
-"""Minimum extra noise at the start of responses. A shared prefix alone does not make their noise larger."""
+"""In the affected prompts, log(noise) of the first tokens must be this much higher than log(noise) of later tokens."""
 
 
 def detect_stale_prefix(case: Case) -> Detection | None:
@@ -179,7 +179,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
     if early is None or late is None:
         return None
     excess, z, levels = early
-    # at the start of responses, prompts must differ more than by chance, and more than later
+    # in the first tokens, prompts must differ by more than chance, and by more than in later tokens
     if excess < 0.04 or z < 4.5 or late[0] > 0.4 * excess:
         return None
     known = np.isfinite(levels)
@@ -215,7 +215,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
 
 
 def _variance_between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
-    """Return the variance between prompts minus chance, its z-score, and the mean log mismatch per prompt."""
+    """Return the variance of log mismatch between prompts minus its chance value, a z-score, and the prompt means."""
     number = case.sums(part)
     told = number >= 3
     counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
@@ -253,7 +253,7 @@ def detect_stale_step(case: Case) -> Detection | None:
     out = (z > 5.0) & (away > math.log(1.35)) & (counts >= MIN_ROWS)
     count = int(out.sum())
     if not count or count > 0.26 * number or out[-2:].all():
-        return None  # too many for exceptions, or perhaps a change that lasts
+        return None  # too many steps, or the last two, which may be a lasting change
     names = [steps[i] for i in np.flatnonzero(out)]
     mine = np.array([step in names for step in case.column("step").tolist()], np.bool_)
     factor, last = math.exp(float(away[out].mean())), bool(out[-1])
@@ -311,7 +311,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         return None  # that cause already explains the growth
     steps, level, error, _, freedom = measure_steps(case)
     if len(steps) < 6 or freedom < len(steps):
-        return None  # the variation within steps must be known
+        return None  # too few rows to know the variation within steps
     own = fit_growth(steps, np.exp(level).tolist(), (np.exp(level) * error).tolist(), "abs_log_ratio")
     z = own.z or 0.0
     if own.verdict != "grew" or z < 5.0 or (own.factor or 0.0) < 1.25:
@@ -407,7 +407,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
 
 
 def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
-    """Return the slope of the age, its z-score, and the z-score of the lag."""
+    """Regress `level` on age and lag. Return the slope of the age, its z-score, and the z-score of the lag."""
     terms = [np.ones(len(level)), age]
     if np.ptp(lag) > 0:
         terms.append(lag)
@@ -422,21 +422,21 @@ def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tu
 
 _MIN_FREEDOM = 12
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
-"""Steps are assumed to vary by 10%. This assumption has the weight of 8 measured steps."""
+"""The mismatch is assumed to vary by 10% between steps. This assumption has the weight of 8 measured steps."""
 MIN_ROWS = 4
 """Minimum number of sequences for the log mismatch of a group."""
 StepKey = tuple[GroupValue, GroupValue]
 StepCells = dict[StepKey, Float64s]
-"""Sums from `sum_levels` [4, 4], by (step, value)."""
+"""(step, value of a column) -> matrix of sums from `sum_levels`, [4, 4]."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Log mismatch per group of sequences, without the effects of length and uncertainty."""
+    """Log mismatch per group of sequences, corrected for their length and for the mean uncertainty of their tokens."""
 
     counts: Float64s  # number of sequences per group [K]
     sums: Float64s  # log mismatch, summed over the sequences of a group [K]
-    variance: float  # of the log mismatch of sequences within a group
+    variance: float  # variance of the log mismatch between sequences of one group
     freedom: float  # degrees of freedom of the variance
 
     @classmethod
@@ -486,14 +486,14 @@ def correct_for_tests(z: float, tests: int) -> float:
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Leave out the values of the column for which an earlier test found a cause."""
+    """Return the sums of a column by (step, value), without the values for which an earlier test found a cause."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
 
 
 def _sum_sample(case: Case, reshaped: bool) -> AllCells:
-    """Sum the log mismatch. If `reshaped`, first remove the effect of a temperature or truncation."""
+    """Apply `sum_levels` to the sample. If `reshaped`, first remove the effect of a temperature or truncation."""
     rollout = case.rollout
     if reshaped:
         rollout, bins = rollout.copy(), quantile_bins(case.t, 32)
@@ -526,7 +526,7 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
 
 
 def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, float]:
-    """Return five values: the steps; the mean level, its standard error and the rows per step; degrees of freedom."""
+    """Return the steps, the mean log mismatch, standard error and row count per step, and the degrees of freedom."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = {key: sums for key, sums in select_cells(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:
@@ -553,7 +553,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
         value, z = _regress(products, freedom)
         ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
         most = -NormalDist().inv_cdf(math.exp(-ways)) if ways < 500.0 else math.inf
-        return value, math.copysign(min(abs(z), most), z)  # few permutations cannot give a large z-score
+        return value, math.copysign(min(abs(z), most), z)  # `ways`: log of the number of permutations
     levels = Levels.of(cells)
     y, error = levels.sums / levels.counts, levels.variance / levels.counts
     shapes = [_fit_across_steps(form, y, error, levels.freedom) for form in (at, np.minimum(at - at.min(), 1.0))]
@@ -562,7 +562,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the first variable of `products` on the last. With enough data, remove the effects of the others."""
+    """Regress the first variable of a matrix of products on its last. With enough data, correct for the others."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])
