@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--trainer-dtype", default=TRAINER_DTYPE)
     parser.add_argument("--samples", type=int, default=4, help="responses per prompt")
     parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--temperature", type=float, default=1.0, help="both log-probs are scaled by it")
+    parser.add_argument("--temperature", type=float, default=1.0, help="engine and trainer divide their logits by it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -67,7 +67,7 @@ def score(model, prompt, tokens, temperature):
 
 
 def read_prompts(options):
-    """Return the names and token ids of the prompts. Text goes through the chat template, if there is one."""
+    """Return the names and token ids of the prompts. If the tokenizer has a chat template, apply it to text."""
     with open(options.prompts, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file if line.strip()]
     ids = [row.get("prompt_token_ids") for row in rows]
@@ -155,7 +155,7 @@ def sample_with_sglang(prompts, options):
 
 
 def sample_with_transformers(prompts, options):
-    """Sample with transformers and a KV cache, as an engine of another precision or with other weights."""
+    """Sample with transformers and a KV cache. The precision and the weights can differ from the trainer's."""
     model = load(options.where or options.model, options.engine_dtype, options.device)
     torch.manual_seed(options.seed)
     end = model.generation_config.eos_token_id

@@ -156,14 +156,14 @@ def test_accept_saves_the_result_of_the_last_gate(fork: str, place: Path) -> Non
     assert "Accept the mismatch of pull request 5" in shell("git -C remote log --format=%s change").stdout
     assert shell("git -C remote ls-tree -r --name-only change").stdout == "ci/mismatch.json\n"
     shell(named_step(steps, "Commit")["run"], **given)
-    assert "already is the Result" in calls()[-1][-1]
+    assert "already contains the Result" in calls()[-1][-1]
 
 
 @pytest.mark.process
 def test_accept_before_the_gate_has_finished_is_an_error(place: Path) -> None:
     script = named_step(ACCEPT["jobs"]["accept"]["steps"], "Result of the last gate")["run"]
     done = shell(script, code=1, NUMBER="5", REPOSITORY="o/r", COMMIT="abc")
-    assert "::error::no gate of abc has finished" in done.stdout
+    assert "::error::no gate run for commit abc has finished" in done.stdout
 
 
 @pytest.mark.process
