@@ -22,7 +22,7 @@ BLOCK_TOKENS = 1 << 16
 TILE = 1024
 """Number of tokens that compiled loops process at a time. Their temporary arrays then fit the first-level cache."""
 _LONG_SEGMENT = 64
-"""If the chosen segments have more tokens than this on average, `token_selector` copies slices, not single tokens."""
+"""`token_selector` copies one slice per segment if the mean segment length is above this, else single tokens."""
 BLOCK_SEQUENCES = 1 << 14
 """Maximum number of sequences per block. It limits memory, because each sequence has hundreds of values."""
 
@@ -149,19 +149,19 @@ class TokenBatch:
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     # index of the file of each sequence [S]. Default: 0.
     file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    # row of each sequence in its file [S]. In the long layout, its first row.
+    # row of each sequence in its file [S]. In the long layout (one row per token), the first row of the sequence.
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     # more columns of the schema by name: log-probs of other policies [T], experts [T, K]. Missing values are NaN.
     extra_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    # for each gate with `over: batch`: the smallest value that the gate drops in the step of each sequence [S]. A gate
-    # without an entry computes this value from the batch.
+    # for each gate with `over: batch`, one value per sequence [S]: the smallest value that the gate drops in the whole
+    # step of the sequence. Without an entry, the gate drops values based on this batch alone.
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
-    # number of valid tokens per sequence to which the trainer gives probability 0 (log-prob -inf) [S], or None. The T
-    # tokens do not include these tokens, and means leave them out. Gates and weights of whole sequences include them.
+    # number of valid tokens per sequence to which the trainer gives probability 0 (log-prob -inf) [S], or None. All
+    # arrays [T] leave out these tokens, and so do metrics. Gates and weights of whole sequences include them.
     impossible: Ints | None = None
-    # counts of impossible tokens for each of the T tokens [T, 3]. The columns are: 1 if the token is the first of its
-    # turn (a turn is a range of adjacent valid tokens), impossible tokens in its turn, impossible tokens before it in
-    # its response.
+    # where the tokens counted in `impossible` are. Three numbers per remaining token [T, 3]: 1 if the token is first in
+    # its turn (a range of adjacent valid tokens) else 0, number of impossible tokens in this turn, number of impossible
+    # tokens earlier in the response.
     impossible_near: Ints | None = None
 
     def __post_init__(self) -> None:
@@ -182,7 +182,7 @@ class TokenBatch:
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Return "reward", "advantage" and "length", each as two arrays: 1 if known else 0, and value or 0."""
+        """Map "reward", "advantage" and "length" to two arrays [S]: flags (1 if known), and values (0 if unknown)."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -194,7 +194,7 @@ class TokenBatch:
 
     @cached_property
     def age(self) -> Float64s:
-        """Return the staleness of each sequence in weight updates, NaN if unknown."""
+        """Return the staleness of each sequence [S] in weight updates, or NaN if a version is missing."""
         unknown = np.full(len(self), np.nan)
         train, rollout = (self.columns.get(f"{side}_version", unknown) for side in ("train", "rollout"))
         return train.astype(np.float64) - rollout.astype(np.float64)
@@ -228,7 +228,7 @@ class TokenBatch:
             if policy not in ("ref", "reference"):  # rollout and train log-probs are always complete
                 continue
             with np.errstate(over="ignore", invalid="ignore"):
-                if not np.isfinite(values.sum()):  # takes a sixth of the time of a sum per sequence
+                if not np.isfinite(values.sum()):  # this one sum is six times as fast as one sum per sequence
                     known &= np.isfinite(self.segments.sum(values))
         return known
 

@@ -37,7 +37,7 @@ def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """Return a lower bound of the `number`-th largest value, or -inf if this value is negative."""
+    """Return a lower bound of the `number`-th largest value, or -inf if it is negative. `counts`: per signed bin."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
@@ -90,7 +90,7 @@ LENGTH_BINS = OctaveBins(0, 20)
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
 """Desired edges of the bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used instead."""
 CAP_EXPONENTS = tuple(range(-18, 2))
-"""K3 is summed once for each of these exponents. The K3 of a token is capped at (2^exponent)^2 / 2."""
+"""Exponents of the caps on K3. For each exponent, the K3 of every token is capped at (2^exponent)^2 / 2 and summed."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1
@@ -118,7 +118,7 @@ def new_layer_table(clusters: int) -> Float64s:
 
 
 def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
-    """Return the flat index of each token's probability bin and K3 bin, within its cluster."""
+    """Return each token's index in the flattened axes [probability bins, K3 bins]. `reference`: rollout log-probs."""
     surprisal = SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))
     reached: Ints = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1, 0, len(K3_CAPS))
     place: Ints = segments.from_host(PROBABILITY_BIN_BY_SURPRISAL)[surprisal]
@@ -126,7 +126,7 @@ def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """Compute the LAYER_COLUMNS of each cluster from a table of `new_layer_table`."""
+    """Convert a table of `new_layer_table`, with tokens added, to one row of LAYER_COLUMNS per cluster."""
     counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond

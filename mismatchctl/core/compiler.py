@@ -82,7 +82,7 @@ float_to_bits = _make_bitcast(float32, int32)
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Write the index of each zero in a page's levels to `out`. Return the number of zeros, or -1 on an error."""
+    """Decode `count` one-bit Parquet levels. Write the indices of zeros to `out`. Return their number (error: -1)."""
     done = found = 0
     while done < count:
         header: Any = int64(0)
@@ -126,7 +126,7 @@ def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
 
 @compile_loop
 def _find_levels_end(body: Any, at: int) -> int:
-    """Return the end of the levels, whose length is stored at `at`. Return -1 if the page is shorter."""
+    """Return the end of the Parquet levels whose byte count is stored at `at`, or -1 if the page ends before."""
     if at < 0 or at + 4 > len(body):
         return -1
     end = at + 4
@@ -137,10 +137,10 @@ def _find_levels_end(body: Any, at: int) -> int:
 
 @compile_loop
 def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
-    """Write the index of each list's first value to `offsets`. The Parquet page contains `count` levels.
+    """Find the lists in a Parquet page with `count` levels. Write the index of each list's first value to `offsets`.
 
     Return the position of the values in the page, or -1 if the levels are invalid or an output array is too small.
-    Three numbers in `state` describe the pages before: lists, values, and 1 if the last list may continue.
+    Update `state`: count of lists so far, count of values so far, and 1 if the next page may continue the last list.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)
@@ -154,7 +154,7 @@ def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: An
     for i in range(made):
         first = firsts[i]
         firsts[i] = state[1] + first - passed
-        if passed < without and empty[passed] == first:  # an empty list has one level
+        if passed < without and empty[passed] == first:  # an empty list takes up exactly one level
             if (firsts[i + 1] if i + 1 < made else count) != first + 1:
                 return -1
             passed += 1

@@ -79,7 +79,7 @@ def cut_phrase(text: str, length: int) -> str:
 
 
 def list_names(names: Sequence[str], length: int) -> str:
-    """Join names with commas. If the text is longer than `length`, count the last names: "a, b and 3 more"."""
+    """Join names with commas. If the text is longer than `length`, replace the last names by "and 3 more"."""
     text = ""
     for place, name in enumerate(names):
         if len(text) + len(name) > length:
@@ -129,7 +129,7 @@ _SMALLEST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e6
 _SMALLEST_PERCENT = 1e-5
 _LARGEST_COUNT = 2.0**53  # larger counts and percentages have too many digits to read
 _ROUNDING = 1e-13  # smaller relative errors and smaller distances from 1 are rounding errors
-_MOST_SKEWED = 1.25  # largest part of an interval on one side of the value, divided by half its width
+_MOST_SKEWED = 1.25  # if the longer side of an interval exceeds half its width by this factor, show its ends
 _SMALLEST_DISTANCE = 1e-6  # a value that is nearer to 1 is shown as 1 + distance
 
 
@@ -226,7 +226,7 @@ def _format_percent(value: float) -> str:
 
 
 def _digits_around_one(value: float) -> int:
-    """Return how many digits a value near 1 needs, so that its distance from 1 has three digits."""
+    """Return how many digits of a value near 1 to show, so that its distance from 1 has three digits."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS

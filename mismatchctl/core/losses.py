@@ -23,14 +23,14 @@ def exp(values: Floats) -> Floats:
 class LossTerm:
     """A loss per token, with its derivative."""
 
-    losses: Array  # contribution of each token [T]
-    slope: Array  # derivative with respect to the token's `x` [T]
-    # sequences, if `x` is the mean of each sequence. None if each token has its own `x`.
+    losses: Array  # loss of each token [T]
+    slope: Array  # derivative of each loss with respect to the token's log ratio or log-prob [T]
+    # sequences, if each loss depends on the mean log ratio of its sequence. None if on the token's own log ratio.
     mean_over: Segments | None = None
-    # tokens through which the gradient of this mean flows [T]. Default: all.
+    # with `mean_over`: tokens whose log-prob changes this mean [T]. Default: all.
     gradient_tokens: NDArray[np.bool_] | None = None
-    clipped: NDArray[np.bool_] | None = None  # tokens whose loss a clip, a bound or a gate decides [T]
-    # tokens whose loss the dual clip decides [T], if the loss has a dual clip
+    clipped: NDArray[np.bool_] | None = None  # tokens that the loss clips or masks [T]
+    # tokens whose loss is the bound of the dual clip [T]. None if there is no dual clip.
     clipped_lower: NDArray[np.bool_] | None = None
 
     def gradient(self, factors: Array) -> Array:
@@ -48,8 +48,8 @@ def ppo_loss(
     low: float,  # lower bound of the ratio
     high: float,  # upper bound of the ratio
     *,
-    cap: float | None = None,  # optional bound on the unclipped ratio (two-sided clipping)
-    dual: float | None = None,  # optional dual clip: for negative advantages the loss is at most -dual A
+    cap: float | None = None,  # optional upper bound of r in the term r A (two-sided clipping)
+    dual: float | None = None,  # optional dual clip: if A < 0, the loss is at most -dual A
     mean_over: Segments | None = None,  # see `LossTerm`
 ) -> LossTerm:
     """Compute the PPO loss -min(r A, clip(r, low, high) A) from the ratio r and the advantage A."""
@@ -59,7 +59,7 @@ def ppo_loss(
         plain, clipped = -advantages * free, -advantages * np.clip(ratio, low, high)
         losses, over = np.maximum(plain, clipped), None
         flat = clipped > plain
-        if cap is not None:  # either side of the maximum may be constant
+        if cap is not None:  # with `cap`, each of the two terms can be constant
             flat = np.where(flat, (ratio < low) | (ratio > high), ratio > cap)
         slope = np.where(flat, 0.0, -advantages * ratio)
         if dual is not None:
@@ -104,7 +104,7 @@ def sapo_loss(
 
 
 def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: Segments) -> LossTerm:
-    """Compute the GMPO loss -A exp(mean log ratio). Log ratios are at most `high` if A > 0, else at least `low`."""
+    """Compute the GMPO loss -A exp(mean log ratio). Log ratios are clamped: <= `high` if A > 0, else >= `low`."""
     up = advantages > 0
     clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
     ratio = exp(sequences.spread(sequences.mean(clipped)))
@@ -157,6 +157,6 @@ def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floa
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """Flag the tokens that OPSM masks. They have a negative advantage, and their sequence a drift above `delta`."""
+    """Flag the tokens that OPSM masks: A < 0, and `drift` (mean old - current log-prob per sequence [S]) > `delta`."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

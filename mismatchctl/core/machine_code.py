@@ -36,7 +36,7 @@ _MOST_CODE_BYTES = 1 << 26
 _compile_lock = threading.Lock()
 _TypeKey = tuple[Any, ...]
 _loaded_engines: list[Any] = []
-"""Loaded machine code, which must stay in memory."""
+"""Loaded machine code. Without this reference, its memory would be freed while its functions are in use."""
 
 _in_use = threading.Event()
 
@@ -50,7 +50,7 @@ def compiled_loops_in_use() -> bool:
 
 
 class CompiledLoop:
-    """A compiled loop. If its machine code is stored on disk, the module of the loop is not imported."""
+    """A compiled loop. Its module is only imported if its machine code is not on disk yet."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
@@ -70,15 +70,15 @@ class CompiledLoop:
             told = _compiler_environment(), loop.encode(), repr(kinds).encode()
             constants = (path for pattern in _CONSTANTS for path in _FOLDER.parent.glob(pattern))
             made_for = _digest(*told, *map(Path.read_bytes, sorted({_source_path(self._module), *constants})))
-            file = f"{loop}-{made_for.hex()[:16]}.o"  # machines and installations may share a folder
+            file = f"{loop}-{made_for.hex()[:16]}.o"  # machines that share a folder have different keys
             places = [folder / file for folder in _cache_folders()]
             code = next(filter(None, (_read_code(place, made_for) for place in places)), None)
             if code is None:
                 code = _compile(self._loop(), given)
                 _write_code(code, places, made_for)
             return _load_function(code, given)
-        except Exception:  # any error of numba, llvmlite or this machine
-            raise_if_received()  # numba's compiler may swallow the interrupt and raise something else
+        except Exception:  # after any error of numba, llvmlite or this machine, numba runs the loop itself
+            raise_if_received()  # numba's compiler may turn an interrupt into another error
             return cast(Callable[..., Any], _numba_function(self._loop()))
 
     def _loop(self) -> Any:
@@ -130,7 +130,7 @@ def _write_code(code: bytes, places: list[Path], made_for: bytes) -> None:
         with contextlib.suppress(OSError, ConfigError):
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, _digest(made_for, code) + code, at_once=True)
-            place.chmod(0o644)  # regardless of the umask, since files that others can write are not loaded
+            place.chmod(0o644)  # a umask may let others write, and `_read_code` refuses such files
             return
 
 
@@ -181,7 +181,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _machine_words(values: tuple[Any, ...]) -> list[float]:
-    """Convert values to arguments of machine code. Arrays have no owner, so numba counts no references."""
+    """Convert arguments to the numbers that machine code takes. Arrays get no owner, so numba counts no references."""
     words: list[float] = []
     for value in values:
         if isinstance(value, np.ndarray):

@@ -15,16 +15,16 @@ LOG_RATIO_BOUND = 20.0
 """Log ratios are clamped to +-20 before they become ratios, as in trainers."""
 
 BAND = (0.999, 1.002)
-"""Range of ratios that count as 1 in a parity check."""
+"""Range of ratios that the metric `parity_tokens` counts as equal to 1."""
 TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 """Factors tau. `Ratios.outside_counts` counts the tokens whose ratio is outside of [1/tau, tau]."""
 INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
 """Log ratios at the lower ends and the upper ends of BAND and of each [1/tau, tau], from narrow to wide."""
 
 DENSE_RANGE = (1e-5, 1e-3)
-"""Typical K3 of dense models."""
+"""Range of the typical K3 of dense models."""
 MOE_RANGE = (1e-3, 1e-1)
-"""Typical K3 of mixture-of-experts models."""
+"""Range of the typical K3 of mixture-of-experts models."""
 K3_SCALE = (1e-8, 1.0)
 """Lower and upper end of the scale for drawing K3."""
 
@@ -254,4 +254,4 @@ STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "k3": lambda r: r.k3_sum,
     "abs_log_ratio": lambda r: r.absolute_sum,
 }
-"""Name of a statistic -> function that computes its sum per sequence from the sums of `Ratios`, which saves time."""
+"""Statistic -> function for its sum per sequence [S]. It reuses sums that `Ratios` has computed, which saves time."""

@@ -11,7 +11,7 @@ from typing import Any
 from mismatchctl.io.yaml import read_data
 
 MIN_LOG_PROB = -1e40
-"""Lower limit of log-probs. It is below the lowest float32, because some frameworks mask tokens with this number."""
+"""Lower limit of log-probs. Some frameworks mask tokens with the lowest float32, so the limit is below that number."""
 POSITIVE_TOLERANCE = 1e-3
 """Largest positive value that counts as a rounded log-prob. A larger value is not a log-prob."""
 
@@ -57,9 +57,9 @@ COLUMNS = tuple(
 )
 COLUMNS_BY_NAME: dict[str, DumpColumn] = {column.name: column for column in COLUMNS}
 VERSION_COLUMNS: tuple[str, ...] = ("rollout_version", "train_version")
-"""Columns of weight versions. If tokens have versions, the sequence gets the oldest of them."""
+"""Columns of weight versions. If a dump has one version per token, the sequence gets the oldest of them."""
 TURN_COLUMN = "turn"
-"""Column with the turn number of each token. It is only read on request."""
+"""Column with the turn number of each token. It is only read for `--by turn`."""
 REFERENCE_COLUMN = "reference_log_probs"
 """Column with log-probs of a third scorer, which is neither the rollout engine nor the trainer."""
 PARTIAL_COLUMNS: tuple[str, ...] = (

@@ -58,12 +58,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Token values of a step. The gate drops the largest values until the mean of the others is in bounds."""
+    """Values of a step. A gate with `over: batch` drops the largest until the mean of the others is in its bounds."""
 
     gate: Gate
-    count: int = 0  # number of the values inside the bound
-    total: float = 0.0  # sum of the values inside the bound
-    outside_values: tuple[Float64s, ...] = ()  # the values outside the bound
+    count: int = 0  # number of values within the upper bound
+    total: float = 0.0  # sum of the values within the upper bound
+    outside_values: tuple[Float64s, ...] = ()  # the values above the upper bound
 
     def add_values(self, values: NDArray[Any]) -> Trim:
         """Return a copy of this Trim with `values` added. NaN counts as infinity."""
@@ -77,7 +77,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value, how often it is dropped, and True if a smaller value is kept."""
+        """Return the smallest dropped value, how many equal values are dropped, and True if a smaller value is kept."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -87,7 +87,7 @@ class Trim:
         return least, int((ascending[stays:] == least).sum()), self.count > 0 or bool(ascending[0] < least)
 
     def threshold(self) -> float:
-        """Return a threshold: values at or above it are dropped. Equal values are all dropped or all kept."""
+        """Return the threshold at or above which values are dropped. Equal values are all dropped or all kept."""
         least, _, less_stays = self.find_cut()
         return least if less_stays else math.nextafter(least, math.inf)
 
@@ -106,7 +106,7 @@ class GateOutcome:
 
 
 def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selection) -> GateOutcome:
-    """Apply a gate whose statistic uses only the tokens in `selection`."""
+    """Apply a gate. Its statistic uses only the tokens in `selection`."""
     segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
     view = selection if gate.over != "segment" else selection.divide(segments)
     measured = measure_gate(gate, ratios, view, batch)
@@ -122,7 +122,7 @@ def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selecti
 
 
 def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
-    """Return one value per token [T] or per segment."""
+    """Return the statistic of a gate, one value per token [T] or per segment."""
     if gate.statistic == "age":
         unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
         return np.where(np.isnan(batch.age), unknown, batch.age)
@@ -219,7 +219,7 @@ def adjacent_segments(batch: TokenBatch) -> Segments:
 
 
 def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
-    # Subclasses compute their terms without log_ratio.
+    # Other subclasses of Ratios do not use `log_ratio`, so setting it would have no effect.
     kind = Float32Ratios if isinstance(ratios, Float32Ratios) else Ratios
     changed = kind(*ratios.log_probs, ratios.segments)
     changed.log_ratio = log_ratio
@@ -228,8 +228,8 @@ def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
 
 def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
     segments, level = view.segments, gate.level
-    whole = view.tokens is None and segments is ratios.segments  # True if the sums in `ratios` can be used
-    defined = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # with `keep`, NaN is ignored
+    whole = view.tokens is None and segments is ratios.segments  # True if the sums per sequence in `ratios` can be used
+    defined = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # with `keep`, min and max ignore NaN
     if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence" and defined:
         return ratios.min_log_ratio if level == "min" else ratios.max_log_ratio
     if gate.statistic == "ratio" and level == "mean":
@@ -264,7 +264,7 @@ def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Float64s:
-    """Aggregate the values up to each token [T], without the tokens outside of `view`."""
+    """Aggregate the values up to each token [T], using only the tokens in `view`."""
     running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
     seen = np.asarray(view.expand())
     shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
@@ -304,7 +304,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return the log of a random factor >= 1 for each upper bound. The same seed and data give the same factors."""
+    """Return logs of random factors >= 1 for the upper bound, one per token or sequence. They depend on the seed."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -369,11 +369,11 @@ class Weights:
 
     rule: Weight
     ratios: Ratios  # the ratios that the rule uses
-    all_inside: bool = False  # True if every token is known to be within all bounds
+    all_inside: bool = False  # True if the caller knows that every token is within all bounds
     selection: Selection | None = None  # tokens to aggregate over. Default: all.
-    turns: Segments | None = None  # the segments, for a rule with `over: segment`
+    turns: Segments | None = None  # ranges of adjacent valid tokens, for a rule with `over: segment`
     bounded_at: Bools | None = None  # sequences whose weights are bounded [S]. Default: all.
-    impossible: Ints | None = None  # tokens of train probability 0 per sequence [S] or per turn
+    impossible: Ints | None = None  # number of tokens with train probability 0, per sequence [S] or per turn
 
     @property
     def per_token(self) -> bool:
@@ -386,7 +386,7 @@ class Weights:
 
     @cached_property
     def log_ratio(self) -> Float64s:
-        """Return the logarithm of each weight, before limits and bounds are applied."""
+        """Return the logarithm of each weight before `limit` and the bounds are applied."""
         rule, ratios = self.rule, self.ratios
         if rule.level == "token":
             return ratios.log_ratio
@@ -440,7 +440,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Apply the bounds to `values`, which are weight - `origin`."""
+        """Apply the bounds to `values`, the weights minus `origin`."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:
@@ -455,7 +455,7 @@ class Weights:
         return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
-        """Sum `values` over the selected tokens of each sequence [S]. A value per sequence counts once per token."""
+        """Sum `values` over selected tokens, per sequence [S]. A value per sequence is repeated for each token."""
         if self.per_token:
             return over.sum(values)
         return np.where(over.counts > 0, values, 0.0) * over.counts
@@ -525,11 +525,11 @@ def _compute_weights(
 
 
 _BOUND_TOLERANCE = 1e-9
-"""If a log ratio is closer to a bound than this, rounding may change the result. The exact rule must then decide."""
+"""Log ratios this close to a bound count as outside in `sequences_near_bounds`, because rounding may move them."""
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Return True for each sequence [S] that may contain a token outside of any bound."""
+    """Return True for each sequence [S] that may contain a token outside of the bounds of a per-token rule."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight
@@ -548,7 +548,7 @@ def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) 
 
 def _sequences_outside(ratios: Ratios, low: float, high: float) -> Bools:
     lower, upper = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
-    if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN bounds, or bounds outside the clamp
+    if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN bounds, or bounds outside of the clamp
         return np.ones(len(ratios.segments), np.bool_)
     reached: Bools = (ratios.min_log_ratio <= lower + _BOUND_TOLERANCE) | (
         ratios.max_log_ratio >= upper - _BOUND_TOLERANCE

@@ -53,7 +53,7 @@ _LARGEST_PERCENT_BOUND = 1.1
 """An interval [1/b, b] is shown in percent if b is at most this number, and as a factor if b is larger."""
 _SMALLEST_PLAIN = 1e-3
 _EQUAL_DISTANCES = 0.005
-"""An interval is shown as one number if the distances of its bounds from the middle differ by at most this share."""
+"""An interval is shown as "within 10%" if the distances of its bounds from 1 (or 0) differ by at most this share."""
 
 
 def correction_label(correction: Correction) -> str:
@@ -116,7 +116,7 @@ def threshold_label(correction: Correction, path: str) -> str:
 
 def short_number(value: float) -> str:
     """Format a threshold with three significant digits, or more near 1: 2, 0.999, 1.0002, 1e-4."""
-    distance = abs(value - 1)  # must be visible, as in 1.0002
+    distance = abs(value - 1)  # must be visible: 1.0002 is not shown as 1
     digits = max(3, 1 - max(math.floor(math.log10(distance)), -9)) if distance > 0 and 0.5 < value < 2 else 3
     rounded = float(f"{value:.3g}")
     text = f"{rounded:e}" if 0 < abs(rounded) < _SMALLEST_PLAIN else f"{value:.{digits}g}"

@@ -141,7 +141,7 @@ class Gate(_CorrectionModel):
     )
     keep: Interval = Field(default=(None, None), description="[lower, upper] bounds. null means no bound")
     inclusive: tuple[bool, bool] = Field(
-        default=(True, True), description="for each bound, keep values that are equal to the bound"
+        default=(True, True), description="[lower, upper] flags. true: keep values that are equal to this bound"
     )
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     clamp: ClampLevel = Field(
@@ -270,7 +270,7 @@ class Weight(_CorrectionModel):
     normalize_over: Literal["group", "micro_batch"] = Field(
         default="group",
         description="group: take the mean weight over the step. micro_batch: take it over the micro-batch. "
-        "Rejected tokens count",
+        "Rejected tokens count in this mean",
     )
     normalize_empty: Literal["skip", "count"] = Field(
         default="skip",

@@ -191,9 +191,9 @@ def _count_policies(correction: Correction) -> int:
 
 
 SEVERITIES = ("negligible", "moderate", "severe")
-"""Severity of a mismatch. Typical causes, in this order: other implementations, stale weights, other policies."""
+"""Typical causes: other implementations (negligible), stale weights (moderate), other policies (severe)."""
 _MIN_ESS = (0.99, 0.9)
-"""Minimum ESS of token weights for a negligible and for a moderate mismatch. mismatchctl chose these numbers."""
+"""Minimum ESS of token weights for `negligible` and for `moderate`. Our own choice, without a published source."""
 
 
 def classify_severity(ess_token: float) -> str:

@@ -69,22 +69,22 @@ class FileLayout:
     """Layout of a framework's dump file."""
 
     framework: str  # name for `--from`
-    columns: Mapping[str, str]  # schema column -> name in the raw rows, besides `step` and `sequence_id`
+    columns: Mapping[str, str]  # schema column -> name in the raw rows. `step` and `sequence_id` keep their names
     mask: str  # meaning of 1 in the mask
     patterns: tuple[str, ...]  # name patterns of its files, including folders if they identify the file
     rows: Callable[[File], Iterator[Row]] = field(
         repr=False
     )  # reads the rows of one file, with the file's column names
-    prompt: bool = False  # True if the token axis includes the prompt
-    padding: Literal["left", "right", "none"] = "none"  # the side of padding
+    prompt: bool = False  # True if per-token values also cover the prompt
+    padding: Literal["left", "right", "none"] = "none"  # the side on which rows are padded
     next_token: Collection[str] = ()  # schema columns whose entry j is about token j + 1
     weighted: bool = False  # True if the mask contains weights, which are above 0 for valid tokens
     token_versions: tuple[str, ...] = ()  # version columns with one value per token
     missing: tuple[float, ...] = ()  # values that stand for a missing log-prob. Such tokens are masked and counted.
     duplicates: bool = False  # True if several files may contain the same sequence of a step (tensor-parallel ranks)
-    keys: tuple[str, ...] = ()  # keys of the saved dict, which identify the layout
-    remedy: str = ""  # how to get log-probs, for a layout without them
-    # only called for a file with a matching name and `keys`
+    keys: tuple[str, ...] = ()  # keys of the saved dict that identify the layout
+    remedy: str = ""  # how to get dumps with log-probs, if this layout lacks them
+    # checks the content of a file. Only called if the file name and `keys` match
     recognizes: Callable[[File], bool] = field(default=lambda file: True, repr=False)
 
     @property
@@ -110,7 +110,7 @@ def to_array(value: Any) -> Any:
 
 
 def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
-    """Return the prompt without padding, if `attention` covers all tokens. `width`: length of the response."""
+    """Return the prompt without padding, if `attention` covers it. `width`: length of the response in `tokens`."""
     if attention is None or len(attention) != len(tokens):
         return None
     return tokens[:-width][attention[:-width] != 0]
@@ -210,7 +210,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Drop rules that the framework cannot apply exactly. Return the new Correction, and a list of dropped rules."""
+    """Drop the rules that change when `write` converts them to keys and `read` converts these back. List the rules."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -251,7 +251,7 @@ def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
-    # An absolute path replaces the folder.
+    # If `relative` is an absolute path, `place / relative` ignores the folder.
     found = (place / f"{relative}{suffix}" for place in folders for suffix in ("", ".yaml", ".yml"))
     return next((candidate for candidate in found if os.path.isfile(candidate)), None)
 
@@ -264,7 +264,7 @@ class ReplayOptions:
     """Options of a replay. A replay repeats the framework's computation on the rows of a dump."""
 
     micro_batch_size: int | None = None  # rows per micro-batch if there is no column `micro_batch`. None: all rows
-    dtype: Dtype = "float64"  # dtype of the computation. Most frameworks use float32.
+    dtype: Dtype = "float64"  # dtype of the computation. Most frameworks themselves use float32.
 
     @property
     def given(self) -> dict[str, str | int] | None:
@@ -273,7 +273,7 @@ class ReplayOptions:
 
 
 CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
-"""Condition for a difference between our rule and a framework's nearest rule. No token of a real dump meets it."""
+"""Text of the condition under which a rule and a framework's nearest rule differ. Real dumps do not meet it."""
 REPLAY_DEFAULTS = ReplayOptions()
 
 
@@ -281,29 +281,29 @@ REPLAY_DEFAULTS = ReplayOptions()
 class Replay:
     """Results of a framework's computation for one training step."""
 
-    logged: dict[str, float]  # the names and values that the framework logs for the step and configuration
-    weights: list[NDArray[np.floating[Any]]] | None  # weights of each row over all its tokens, 0 where masked
-    keep: list[NDArray[np.bool_]]  # kept tokens of each row after rejection
+    logged: dict[str, float]  # metric name -> value, as the framework logs them for this step
+    weights: list[NDArray[np.floating[Any]]] | None  # per row, the weights of all its tokens, 0 for masked tokens
+    keep: list[NDArray[np.bool_]]  # per row, True for each token that rejection keeps
 
 
 @dataclass(frozen=True)
 class LoggedMetric:
     """One number that a framework logs: a quantity of tokens or sequences, reduced by a mean, a maximum or similar."""
 
-    name: str  # the name as logged. In names.yaml, prefixes of the version and the rule are left out.
-    when: str  # the configuration that logs it. Empty: all.
+    name: str  # the name as logged. In names.yaml, names lack prefixes that depend on the version or rule
+    when: str  # the configurations that log it. Empty: all.
     quantity: str  # description of the quantity
-    over: str  # the tokens or sequences in the reduction
-    reduction: str  # how it becomes one number
-    like: Quantity | None = None  # the quantity in the registry of metrics, or None
-    basis: str = "train/rollout"  # the two policies, or weights at a stage
-    logged_as: str = ""  # the name in this version's log, if `name` is from documents or an earlier version
-    until: str = ""  # the last version that logged this name. Empty: this version logs it, or no version did.
-    values: str = ""  # name of the function that computes the quantity. Empty: it is computed elsewhere.
+    over: str  # the tokens or sequences over which the quantity is reduced
+    reduction: str  # the reduction, such as mean or maximum
+    like: Quantity | None = None  # the same quantity among mismatchctl's own metrics, or None
+    basis: str = "train/rollout"  # two policies, or a stage of the weights, such as "final weights"
+    logged_as: str = ""  # what this version logs instead, if `name` is from documents or an earlier version
+    until: str = ""  # the last version that logged `name`. Empty if this version logs it, or if no version did
+    values: str = ""  # name of the computed values in the adapter's replay code. Empty if not needed there
 
     @property
     def measure(self) -> Measure | None:
-        """Return the definition for comparison with mismatchctl's metrics, if there is a similar metric."""
+        """Return the definition, to compare it with mismatchctl's own metrics, if one of them is similar."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
@@ -344,14 +344,14 @@ def read_metrics(module: str) -> dict[str, tuple[LoggedMetric, ...]]:
 class Framework(ABC):
     """One framework at one version."""
 
-    name: str  # name for `load`
-    version: str  # the version after the @
-    block: tuple[str, ...] = ()  # the keys above the correction in a full configuration
-    reads_yaml_1_1: bool = False  # True if YAML reads 1e-4 as a string. False for OmegaConf, which resolves `${a.b}`
-    log_step_offset: int = 0  # a batch's step in the log minus its generation step
+    name: str  # the part before the @ in `verl@2026-08`
+    version: str  # the part after the @ in `verl@2026-08`
+    block: tuple[str, ...] = ()  # path of the keys to the correction in a full configuration
+    reads_yaml_1_1: bool = False  # True: PyYAML (reads 1e-4 as a string). False: OmegaConf (resolves `${a.b}`)
+    log_step_offset: int = 0  # step at which a batch is logged, minus the step at which it was generated
     note: str = ""  # date or commit of the code, if the version is not a date
-    unknown: str = ""  # the version that the user asked for, if it is read as this version because it is not known
-    columns: Mapping[str, str] = {}  # its column name -> schema column, for names with one meaning in all frameworks
+    unknown: str = ""  # the version that the user asked for, if mismatchctl does not know it and uses `version` instead
+    columns: Mapping[str, str] = {}  # its column -> schema column. Only names with one meaning in all frameworks
 
     @property
     def title(self) -> str:
@@ -374,7 +374,7 @@ class Framework(ABC):
         return native, ()
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Return `native` as the framework reads it, for example with renamed keys. `text`: the whole file."""
+        """Return `native` as the framework reads it, for example with renamed keys. `text`: content of the file."""
         return dict(native)
 
     def published_outcome(self, correction: Correction) -> str:
@@ -386,7 +386,7 @@ class Framework(ABC):
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        """Return False if a configuration lacks the switch that enables its correction."""
+        """Return False if the configuration does not contain the option that enables corrections."""
         return True
 
     def is_default_file(self, name: str) -> bool:
@@ -415,14 +415,14 @@ class Framework(ABC):
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Return one dotted key per gate: the key that sets the gate's threshold."""
+        """Return one dotted key per gate of `correction`: the key in `native` that sets the gate's threshold."""
 
     @abstractmethod
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
         """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Map each logged name that cannot be computed to the missing data, or to "" if users need no warning."""
+        """Map each logged name that `replay` cannot compute to the missing data, or to "" if users need no warning."""
         return {}
 
     @abstractmethod
@@ -433,11 +433,11 @@ class Framework(ABC):
 class CodeVersion:
     """One version of a framework's code."""
 
-    name: str  # the version after the @: a date or a release
+    name: str  # the part after the @ in `verl@2026-08`: a date or a release
     date: str  # year-month-day of the commit, or year-month
     commit: str = ""  # commit of the repository. Empty if it is unknown.
     words: Sequence[str] = ()  # other names
-    unknown: str = ""  # the name that was asked for, if it is not known and read as this version
+    unknown: str = ""  # the version that the user asked for, if mismatchctl uses this one instead
 
 
 def is_date(word: str) -> bool:
@@ -479,12 +479,12 @@ def find_dated_version(framework: str, versions: Sequence[Version], word: str) -
 class Adapter:
     """All code for one framework: its versions, configurations and dump files."""
 
-    name: str  # name for `load`
+    name: str  # the part before the @ in `verl@2026-08`
     versions: tuple[str, ...]  # versions of its code, newest first
-    load: Callable[[str], Framework]  # returns the framework at a version. Empty: the default version
-    recognize: Callable[[Mapping[str, Any]], str | None]  # version of a configuration ("": any), None if not ours
+    load: Callable[[str], Framework]  # returns the framework at a version ("": default version)
+    recognize: Callable[[Mapping[str, Any]], str | None]  # returns the version ("": any), or None for another framework
     layouts: tuple[FileLayout, ...] = ()  # layouts of its dump files
-    # Python classes whose calls contain a configuration, with functions that return the keys of a call, or None
+    # class whose calls set a configuration -> function that returns the keys of a call (None: not about corrections)
     classes: Mapping[str, Callable[[PythonCall], dict[str, Any] | None]] = field(default_factory=dict)
     # given a version and the name of a class method that creates a configuration, returns the keys that the method sets
     factory: Callable[[str, str], Mapping[str, Any]] = lambda version, name: {}

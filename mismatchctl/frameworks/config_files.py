@@ -45,7 +45,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
     whole: dict[str, Any] = {}
     for entry in [listed] if isinstance(listed, str) else listed:
         if entry == "_self_":
-            continue  # in these frameworks, the file's own keys always take precedence
+            continue  # no effect: in these frameworks, the file's own keys always take precedence
         for name, package in _iterate_default_files(entry):
             found = find_file(name, folder)
             if found is None or len(files) >= _MOST_FILES:
@@ -63,7 +63,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
 
 
 def _iterate_default_files(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each file name in an entry of `defaults:`, with the path of keys for merging it."""
+    """Yield each file name in an entry of `defaults:`, with the path of the block that the file is merged into."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
@@ -97,7 +97,7 @@ _PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(registry.CONFIG_CLA
 _COMMANDS = ("run", "command")
 """Keys of job files, such as SkyPilot's, that contain a shell script."""
 UNPACKED = "the ** of the call"
-"""Name for the options that a call unpacks with `**`, in `RawConfig.missing`."""
+"""Entry of `RawConfig.missing` for options that a Python call unpacks with `**`."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
 """Flags whose value is the path of a training configuration. The empty flag is a positional argument."""
 
@@ -106,13 +106,13 @@ _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs"
 class RawConfig:
     """The keys of one configuration in a file of any format."""
 
-    name: str  # name of its correction
+    name: str  # name of the correction that is read from it
     keys: dict[str, Any]
-    whose: str = ""  # the framework of a called class, or empty
-    line: int = 0  # its first line, counted from 1. 0: the whole file.
-    scalars: Sequence[YamlScalar] = ()  # the values of a YAML file as written
-    files: tuple[tuple[str, str], ...] = ()  # configuration files that a launch names: the flag and the path
-    missing: tuple[str, ...] = ()  # other sources of options, which are not read
+    whose: str = ""  # the framework, if the file calls its configuration class, else empty
+    line: int = 0  # first line of the configuration in its file, counted from 1. 0: the whole file.
+    scalars: Sequence[YamlScalar] = ()  # the values of a YAML file, each with its text in the file
+    files: tuple[tuple[str, str], ...] = ()  # flag and path of each configuration file in a launch command
+    missing: tuple[str, ...] = ()  # sources of more options that were not read: missing files, or UNPACKED
 
 
 def read_raw_configs(path: Path, text: str) -> list[RawConfig]:
@@ -162,9 +162,9 @@ def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
 class NativeConfig(RawConfig):
     """A configuration in a framework's keys. Files are merged, interpolations resolved, and unknown values left out."""
 
-    framework: Framework  # its framework, at the version that it was written for
-    unknown: tuple[tuple[str, str], ...] = ()  # places that the framework reads, with expressions of unknown value
-    descendant: str = ""  # the project that reuses the framework's keys, or empty
+    framework: Framework  # the framework, at the version that the keys are for
+    unknown: tuple[tuple[str, str], ...] = ()  # dotted key and text of values defined elsewhere, such as `${name}`
+    descendant: str = ""  # a project in the file that reuses the framework's keys, such as rLLM, or empty
 
     def is_equivalent(self, other: NativeConfig) -> bool:
         """Return True if both configurations give the same correction."""
@@ -204,7 +204,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
     for said in trainings or [max(everything, key=lambda one: _size(one.keys))]:
         chosen = _choose_framework(path, said, framework, guesses, of_any)
         given = said.keys
-        if said.whose and registry.recognize(given) is None:  # only the class shows the framework
+        if said.whose and registry.recognize(given) is None:  # keep only keys that `chosen` accepts
             given = {key: value for key, value in given.items() if chosen.accepts_keys({key: value})}
         whole, absent = chosen.with_included(given, path.parent)
         whole = chosen.known_names(whole, text)
@@ -267,7 +267,7 @@ def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
 def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
     """Return True if the keys can belong to the framework `name`. If `name` is empty, check all frameworks."""
     if not name:
-        return registry.recognize(keys) is not None  # imports every framework
+        return registry.recognize(keys) is not None  # slow: imports every framework
     framework = registry.load_framework_for(keys, name)
     return registry.find_adapter(framework.name).recognize(keys) is not None or framework.accepts_keys(
         framework.known_names(keys)
@@ -281,7 +281,7 @@ def _choose_framework(
     likely = framework or (next(iter(guesses)) if registry.is_clear(guesses) else "")
     if likely and not whose and (of_any or _may_belong_to(said.keys, likely)):
         return registry.load_framework_for(said.keys, likely)
-    recognized, first_two = registry.recognize(said.keys), list(guesses)[:2]  # imports every framework
+    recognized, first_two = registry.recognize(said.keys), list(guesses)[:2]  # slow: imports every framework
     name = (recognized or "").partition("@")[0]
     if whose:
         return registry.load_framework(recognized if recognized and name == whose else whose)
@@ -340,7 +340,7 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
 def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:
     """Return the keys that are nearest to a Correction, and a list of the remaining differences."""
     found, problems = framework.native(correction)
-    if not problems and not is_same(correction, framework.correction(found)):  # only the loss differs
+    if not problems and not is_same(correction, framework.correction(found)):  # only the loss can differ
         problems = ["its keys would be read as another correction"]
     return found, problems
 
@@ -353,7 +353,7 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework. With `nearest`, list differences instead of raising an error."""
+    """Format a Correction as YAML of a framework. With `nearest`, list differences in comments instead of an error."""
     head = [f"{escape_terminal(correction.name)} as {framework.dated} reads it", *framework.warnings]
     head = [f"# {text}" for text in head]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])

@@ -21,7 +21,7 @@ from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, corre
 NEVER_LOGGED_STATUS = "no code ever logged this"
 
 _EXAMPLE_METRICS = correction_metrics(Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),)))
-"""The metrics of an example correction, whose only gate is a veto."""
+"""Metrics of an example correction with one gate (a veto). `gate0` in their keys stands for any gate."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class MetricLookup:
     meanings: tuple[LoggedMetric, ...]  # one meaning for each type of configuration. Empty: the name is our own key.
     # `metrics` or `corrections` (in a run of a Result), or `logged` if only the framework computes the value
     source: Literal["metrics", "corrections", "logged"]
-    key: str  # the key in the source. Empty if the source is `logged`.
-    status: str = "ok"  # `ok`, or a note that this version does not log the name (the number is the documented one)
+    key: str  # the key in `source`. Empty if `source` is `logged`.
+    status: str = "ok"  # `ok`, or for example "logged until 2026-01" if the version of `framework` does not log it
 
 
 def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
@@ -58,8 +58,8 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of the mismatch metric that a name means in all frameworks, unless the name is ambiguous."""
-    if "/" not in name:  # ambiguous, unless it is a key of mismatchctl. Counts (`tokens`) are ambiguous, too.
+    """Return the key of the mismatch metric that a name means in all frameworks, unless it is ambiguous."""
+    if "/" not in name:  # names without a prefix are ambiguous, except for keys of mismatchctl that are not counts
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
     named = {item.measure for _, meanings in _iterate_meanings() for item in meanings if item.name == name}
     measure = named.pop() if len(named) == 1 else None
@@ -114,7 +114,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return the metric that all meanings define. Without normalization, bounded weights equal final weights."""
+    """Return our metric if all meanings define it. Without normalization, bounded weights count as final weights."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:
@@ -141,7 +141,7 @@ def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
 
 
 def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[LoggedMetric, ...]]]:
-    """Return the newest version that has this name, with its meanings. The list has at most one entry."""
+    """Find the newest of the versions in `titles` that has this name. Return it with its meanings, or an empty list."""
     return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 
@@ -200,7 +200,7 @@ def metrics_as_data(found: Sections) -> list[dict[str, Any]]:
 
 
 def describe_names(metric: Metric) -> dict[str, list[str]]:
-    """Return lines for "known as" (names of the metric) and "unlike it" (names of similar metrics)."""
+    """Return the lines to show after "known as" (names of the metric) and "unlike it" (names of similar metrics)."""
     found: dict[tuple[str, ...], list[str]] = {}
     for relative in find_related_names(metric):
         found.setdefault(relative.differences, []).append(f"{relative.name} ({_format_versions(relative.frameworks)})")
@@ -224,5 +224,5 @@ def meanings_as_data(found: Mapping[LoggedMetric, Sequence[str]]) -> list[dict[s
 
 
 def metric_title(metric: Metric) -> str:
-    """Shorten "gate 0 (...)" to "gate 0" in the title."""
+    """Return the title of a metric, with "gate 0 (...)" shortened to "gate 0"."""
     return re.sub(r"^gate 0 \(.*\)", "gate 0", metric.title)

@@ -35,8 +35,8 @@ class LintMessage:
     level: Level
     place: str  # the dotted key in the configuration. Empty: the whole configuration.
     consequence: str  # the framework's actual behavior
-    fix: str  # the suggested configuration
-    source: str  # a reference
+    fix: str  # what to write instead
+    source: str  # where the consequence is documented, such as a commit
 
 
 @cache

@@ -100,7 +100,7 @@ def merge_options(parts: Iterable[Options]) -> Options:
 FormBound = Callable[[Any, Any], Any]
 LOW: FormBound = lambda low, high: low  # noqa: E731
 HIGH: FormBound = lambda low, high: high  # noqa: E731
-"""Placeholders for the two bounds of a rule. They are used in a form, a template of options for one rule."""
+"""LOW and HIGH stand for the bounds of a rule in a form. A form is a template of the options for one rule."""
 
 
 def negated(bound: FormBound) -> FormBound:
@@ -120,7 +120,7 @@ def fill_form(form: Any, low: Any, high: Any) -> Any:
 
 
 _MAX_STACKS = 64
-"""Maximum number of combinations of forms to try."""
+"""Maximum number of combinations of `forms` to try when a Correction is converted to options."""
 
 Rules = tuple[Weight | None, tuple[Gate, ...]]
 
@@ -136,15 +136,15 @@ class PlainFramework(Framework):
 
     # Values from options.yaml, unless a subclass defines them. The section `@VERSION` changes values for one version.
     options: Options = {}  # name -> default
-    aliases: Mapping[str, str] = {}  # other spellings -> name
-    blocks: tuple[Place, ...] = ()  # other blocks of a full configuration that contain options
-    signs: str = ""  # pattern of what only its files contain: a key, a dotted path, or `path=value`
-    shared: Collection[str] = ()  # options that are blocks and also contain other keys
-    internal: Collection[str] = ()  # internal names of options, which are not valid in files
-    own_columns: Mapping[str, str] = {}  # like `columns`, for names with another meaning in other frameworks
-    source: str = ""  # repository and commit, which findings cite
+    aliases: Mapping[str, str] = {}  # other spelling of an option -> its name in `options`
+    blocks: tuple[Place, ...] = ()  # paths of more blocks with options, besides `block`
+    signs: str = ""  # pattern of a key, a dotted path or `path=value` that only files of this framework contain
+    shared: Collection[str] = ()  # options that are blocks, and may contain keys unrelated to corrections
+    internal: Collection[str] = ()  # names in `options` that the framework does not have, so files cannot set them
+    own_columns: Mapping[str, str] = {}  # like `columns`, for names that mean something else in other frameworks
+    source: str = ""  # repository and commit that findings name as their source
     switch: str = ""  # the option that enables the correction, if it is separate from the rules
-    loss_key: str | None = "loss"  # logged name of the loss, or None
+    loss_key: str | None = "loss"  # logged name of the loss that `terms` define, or None
     weighs_always: bool = False  # True if every configuration has weights
 
     traps: Mapping[str, Callable[[Options], bool]] = {}  # conditions of the traps in traps.yaml, by name
@@ -169,7 +169,7 @@ class PlainFramework(Framework):
         return (self.block, *self.blocks) if self.block else self.blocks
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """Yield the path of each block that may contain options, and the block. Outer blocks may be missing."""
+        """Yield the path and content of each block with options. A file may leave out the outer keys of a path."""
         blocks = (place[start:] for place in self._places for start in range(len(place)))
         for place in dict.fromkeys(((), *blocks)):
             if isinstance(inner := find_value(native, *place), Mapping):
@@ -219,7 +219,7 @@ class PlainFramework(Framework):
                 blocks = [name for name, usual in self.options.items() if isinstance(usual, dict) and plain in usual]
                 if signed and blocks:
                     yield (*place, str(key)), f": it belongs in {self._spelt.get(blocks[0], blocks[0])}"
-                # Other names are too similar to common keys to report a typo.
+                # Only compare with names that match `signs`. Other names of options resemble common keys.
                 elif name := find_similar(plain, spelt if signed else filter(re.compile(self.signs).fullmatch, spelt)):
                     yield (*place, str(key)), f" (did you mean {name!r}?)"
 
@@ -230,7 +230,7 @@ class PlainFramework(Framework):
         written = set(self._spelt.values())
         for place, name, value in self.find(native):
             if value is None and _option_name(place[-1]) in self.aliases and _option_name(place[-1]) not in written:
-                continue  # a deprecated name with the value null
+                continue  # null under a deprecated name does not set the option
             usual = self.options[name]
             check_flag(value, usual, place, self.title)
             made[name] = self._merge_block(made[name], name, place, value) if isinstance(usual, dict) else value
@@ -280,7 +280,7 @@ class PlainFramework(Framework):
 
     @abstractmethod
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return the terms of the loss, each with a factor per token."""
+        """Return the terms of the loss, each with its factor per token [T]."""
 
     @abstractmethod
     def metrics(self, run: ConfiguredStep) -> dict[str, float]: ...
@@ -309,7 +309,7 @@ class PlainFramework(Framework):
             ) from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Return the options that a Correction was read from, or else a combination of `forms`."""
+        """Return the options that a Correction was read from, or else a combination of `forms` that gives it."""
         options = self._options_of(correction)
         if options is not None:
             return self.written(options), []
@@ -347,7 +347,7 @@ class PlainFramework(Framework):
             return None
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings. If `unknown` is not empty, only report keys and values that cannot be read."""
+        """Return the findings. If some values are `unknown`, only report options that cannot be read."""
         found: list[LintMessage] = []
         try:
             with self._raise_config_errors():

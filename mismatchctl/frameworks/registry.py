@@ -33,7 +33,7 @@ ADAPTER_MODULES = {
 """Module of each framework, imported on first use. If a configuration fits several frameworks, the first one wins."""
 
 CONFIG_CLASSES = {"RolloutCorrectionConfig": "verl", "GRPOConfig": "trl", "Config": "tinker-cookbook"}
-"""Python classes whose calls contain a configuration, with their framework."""
+"""Python class whose calls set a configuration -> its framework."""
 
 DEFAULT_CORRECTIONS = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
 """Presets that `analyze` compares by default: one for each common type of correction."""
@@ -126,7 +126,7 @@ def load_presets() -> Mapping[str, Preset]:
 
 
 def list_frameworks() -> list[dict[str, Any]]:
-    """Describe all frameworks as plain data."""
+    """List the versions, presets and dump files of all frameworks as plain data."""
     named = [item.framework for item in load_presets().values()]
     return [
         {
@@ -153,7 +153,7 @@ def find_preset(name: str) -> Correction:
 
 
 def list_settings(cause: str) -> tuple[str, ...]:
-    """Return one string per framework: the settings to check for a cause."""
+    """Return the settings to check for a cause of a mismatch, as one string per framework."""
     advice = (read_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
     return tuple(words[cause] for words in advice if cause in words)
 
@@ -170,9 +170,9 @@ def column_aliases() -> Mapping[str, str]:
 
 
 _NAMED = 4
-"""Score of a file with a name that only one framework uses."""
+"""Score of a strong sign, such as a file inside of the framework's own package."""
 _CLEAR = 2
-"""Minimum difference in score between the first and the second guess."""
+"""Minimum lead in score of the first guess over the second. With less, the framework is unclear."""
 
 _PACKAGE = re.compile(r"""^\s*name\s*=\s*["']([\w.-]+)["']""", re.MULTILINE)
 _MOST_PARENTS = 8
@@ -206,13 +206,13 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
 
 
 def is_clear(guesses: Mapping[str, int]) -> bool:
-    """Return True if the first score is high, and the second score is clearly lower."""
+    """Return True if the first framework has a high score, and leads the second by at least `_CLEAR`."""
     first, second = [*guesses.values(), 0, 0][:2]
     return first >= _NAMED - 1 and first - second >= _CLEAR
 
 
 def _packages_of(path: Path) -> set[str]:
-    """Return the names of the Python packages that contain the file."""
+    """Return the names of the Python packages whose folders contain the file."""
     found = set()
     for folder in list(path.resolve().parents)[:_MOST_PARENTS]:
         for name in ("pyproject.toml", "setup.py", "setup.cfg"):

@@ -119,8 +119,8 @@ class ConfiguredStep:
     correction: Correction
     trained: str = "train_log_probs"  # the column with the log-probs of `train`
     anchored: str = "rollout_log_probs"  # the column with the log-probs of `rollout`
-    single: bool = True  # True if a float32 training computes statistics in float32, too
-    unknown: float | None = None  # replaces NaN among the rollout log-probs. None: NaN stays.
+    single: bool = True  # False: statistics are float64 even if the dtype of the step is float32
+    unknown: float | None = None  # replaces NaN in the rollout log-probs. None: NaN stays.
 
     @cached_property
     def segments(self) -> Segments:
@@ -185,7 +185,7 @@ class ConfiguredStep:
 
     @cached_property
     def applied(self) -> CorrectedBlock:
-        """Return the result of the correction. With `single` and dtype float32, statistics are computed in float32."""
+        """Return the result of the correction. Statistics are float32 if the dtype is float32 and `single` is True."""
         single = self.single and self.step.dtype == np.float32
         kind, rules = Ratios, self.correction
         if single:
@@ -251,7 +251,7 @@ class ConfiguredStep:
         return np.full(self.tokens, value)
 
     def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:
-        """Return 1 / (tokens of the row * number of rows) for each token [T]."""
+        """Return the factor 1 / (selected tokens of the row * number of rows) per token [T], for a mean over rows."""
         counts = self.lengths if where is None else self.segments.sum(where)
         return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
 

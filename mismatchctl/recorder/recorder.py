@@ -81,7 +81,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
 
 
 def _stored_parts(rows: Cells) -> list[slice]:
-    """Return the slice of each row to store. A padded row is stored from its first to its last valid token."""
+    """Return the slice of each row that is stored. In padded rows, it goes from the first to the last valid token."""
     if isinstance(rows, list):
         return [slice(0, len(row)) for row in rows]
     places = [np.flatnonzero(row) for row in rows]
@@ -89,7 +89,7 @@ def _stored_parts(rows: Cells) -> list[slice]:
 
 
 def _trim(index: int, reference: str, row: Array, other: Array, part: slice) -> Array:
-    """Cut a row to the stored part. If the user passed only this part, return the row unchanged."""
+    """Cut a row to the slice `part`. If the row is as long as this slice, the user cut it: return it unchanged."""
     width, stored = len(other), part.stop - part.start
     if len(row) in (width, stored):
         return row[part] if len(row) == width else row
@@ -334,7 +334,7 @@ class Recorder:
             rollout_log_probs: log-prob per token in nats, as the engine reported it, or `None`.
             train_log_probs: log-prob per token in nats, recomputed by the trainer with the model weights that sampled
                 the tokens, or `None`.
-            response_mask: per token, 1 if the policy sampled it, else 0. Pass the loss mask without rejection.
+            response_mask: per token, 1 if the policy sampled it, else 0. Pass the loss mask as it is before rejection.
             optional: any other column of docs/reference/dump-format.md, or your own per-sequence column for `--by`.
                 `None` omits the column.
 
@@ -388,7 +388,7 @@ class Recorder:
             raise failure
 
     def _lose(self, error: Exception, writes: int) -> None:
-        """Count lost writes. With `on_error` "raise", raise the error, else log only the first one."""
+        """Add `writes` to `lost`. If `on_error` is "raise", raise `error`, else log it if it is the first."""
         with self._lock:
             self.lost += writes
             first, self._warned = not self._warned, True
@@ -418,7 +418,7 @@ class Recorder:
             return self._flush() if sum(waiting.nbytes for waiting in self._waiting) >= self.file_bytes else done
 
     def _flush(self, then: Sequence[pa.Table] = ()) -> Path | None:
-        """Write the tables in memory to a file, and replace them by the tables in `then`."""
+        """Write the tables in memory to a file. After that, the tables in `then` are in memory instead."""
         tables, self._waiting = self._waiting, list(then)
         if not tables:
             return None
@@ -521,7 +521,7 @@ def claim_name(temporary: Path, final: Path) -> bool:
     return True
 
 
-_STALE_SECONDS = 24 * 3600  # a temporary file of this age belongs to a killed process
+_STALE_SECONDS = 24 * 3600  # an older temporary file belongs to a killed process
 
 
 def _remove_stale_files(folder: Path) -> None:

@@ -131,7 +131,7 @@ _PROXIMAL_COLUMN = "proximal_log_probs"
 
 
 def _add_proximal_log_probs(step: Step) -> Step:
-    """Interpolate between rollout and current log-probs. The proximal policy is one update older than `current`."""
+    """Add proximal log-probs, interpolated between rollout and current. They are one update older than `current`."""
     rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
     age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
     moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)
@@ -256,7 +256,7 @@ class Areal(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
-        """Return the log ratios current/train, the advantages, and the kept tokens (unless the level is `token`)."""
+        """Return the log ratios current/train, the advantages, and the kept tokens (None at level `token`)."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
         kept = run.keep
@@ -276,7 +276,7 @@ class Areal(PlainFramework):
         else:
             term = losses.ppo_loss(advantages, x, low, high, dual=options["c_clip"])
         factors = run.weights * run.keep / max(run.counted.sum(), 1)
-        if kept is not None:  # the gradient of a mean is divided among its tokens
+        if kept is not None:  # x is a mean over kept tokens, so they share its gradient
             own = run.segments.sum(factors * term.slope) / np.maximum(run.segments.sum(kept), 1)
             slope = np.where(kept, run.segments.spread(own), 0.0) / np.where(factors == 0, 1.0, factors)
             term = replace(term, slope=slope)

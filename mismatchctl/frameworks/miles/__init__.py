@@ -21,7 +21,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         row = {name: to_array(value) for name, value in sample.items()}
         have, remedy = len(row["old_log_probs"]), "convert train_data instead, which is put together"
         check_complete(file, number, have, int(row["response_length"]), remedy)
-        # The file does not name samples. Tensor-parallel copies have equal values, data-parallel ranks different ones.
+        # Samples have no id, so use a checksum. Tensor-parallel copies have equal values, data-parallel ranks do not.
         values = crc32(row["old_log_probs"].tobytes())
         name = f"{content['call']}:{row['index']}:{values:08x}"
         yield {**row, "sequence_id": name, "micro_batch": f"{content['rank']}:{content['call']}"}
@@ -50,6 +50,6 @@ DASHBOARD_LAYOUT = read_layout(__file__, "miles-dashboard", _read_dashboard_rows
 ADAPTER = make_adapter(
     "miles",
     Slime,
-    recognize=lambda native: None if recognize(native) is None else "",  # slime's versions are not Miles's
+    recognize=lambda native: None if recognize(native) is None else "",  # a version of slime is not one of Miles
     layouts=(LAYOUT, DASHBOARD_LAYOUT),
 )

@@ -60,9 +60,9 @@ class MsSwift(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Return the weights that multiply the loss. OPSM does not change them, because it changes the mask."""
+        """Return the weights that multiply the loss. OPSM changes the mask instead of these weights."""
         flags = run.passed(lambda gate: gate.effect == "zero")
-        by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # multiplied: NaN times 0 is NaN
+        by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # here, NaN * 0 is NaN
         made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)
         return made.astype(run.step.dtype)
 

@@ -92,7 +92,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _padding_sum(run: ConfiguredStep, ratio: Array) -> float:
-        """Return NaN if a padded row has an infinite ratio, else 0. NeMo-RL adds this number to its sums."""
+        """Return NaN if a padded row has an infinite ratio, else 0. NeMo-RL's sums contain this padding (inf * 0)."""
         infinite = run.segments.max(np.isinf(ratio)) > 0
         return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 
@@ -104,7 +104,7 @@ class NemoRl(PlainFramework):
         return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
 
     def _kept_rows(self, run: ConfiguredStep) -> Any:
-        """Return flags of rows [S]. A row without valid tokens counts as kept."""
+        """Return flags of kept rows [S]. A row without valid tokens counts as kept."""
         return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
 
     def _mean(self, run: ConfiguredStep, values: Array) -> float:
@@ -146,11 +146,11 @@ class NemoRl(PlainFramework):
     def _mean_weight(self, run: ConfiguredStep) -> float:
         weights, sequences = run.weights, run.options["loss"]["sequence_level_importance_ratios"]
         if not run.options["loss"]["use_importance_sampling_correction"]:
-            weights = self._raw_ratio(run)  # logged, not used
+            weights = self._raw_ratio(run)  # logged even if not applied
         if not sequences:
             return self._mean(run, weights)
         each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # a row without tokens has the weight exp(0)
-        return float(each[self._kept_rows(run)].sum())  # NeMo-RL's mean divides by 1 here
+        return float(each[self._kept_rows(run)].sum())  # a sum, because NeMo-RL's mean divides by 1 here
 
     def _out_of_bounds(self, run: ConfiguredStep) -> float:
         loss = run.options["loss"]

@@ -18,7 +18,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options
 _TYPES = ("tis", "icepop", "seq-mask-tis")
 _LEVELS = ("off", "token", "seq")
 _GATINGS: dict[str, str] = {"binary_kl": "binary_kl", "tv": "abs_prob_diff"}
-"""OpenRLHF's name of a statistic other than the ratio -> our name."""
+"""OpenRLHF's name -> mismatchctl's name of each statistic except the ratio."""
 
 
 _SCHEMES = (
@@ -35,7 +35,7 @@ _SCHEMES = (
 
 
 class OpenRlhf(PlainFramework):
-    """OpenRLHF: masked tokens still count in the denominators."""
+    """OpenRLHF: rejected tokens count in denominators."""
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

@@ -19,7 +19,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options, Step, k3
 _LATER_KEYS = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
 
 _REMOVED_KEYS = {"dppo_mask_low", "dppo_mask_high", "ipo_threshold"}
-"""Keys that the later versions no longer read."""
+"""Keys that prime-rl 2026-09 and later versions do not read."""
 
 _MAX_EXPM1 = 1e30
 
@@ -99,13 +99,13 @@ class PrimeRl(PlainFramework):
 
     def prepared(self, step: Step, options: Options, correction: Any) -> ConfiguredStep:
         current = "current_log_probs" if step.has("current_log_probs") else "train_log_probs"
-        single = self.version != "2026-10" and options["type"] != "icepop"  # the other losses do not use float32
+        single = self.version != "2026-10" and options["type"] != "icepop"  # icepop and losses of 2026-10 use float64
         return ConfiguredStep(step, options, correction, trained=current, single=single)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
         if self.later:
             return run.weights
-        made: Array = run.raw_weights * run.keep * run.options["adv_tau"]  # inf times 0 is NaN
+        made: Array = run.raw_weights * run.keep * run.options["adv_tau"]  # an infinite weight times 0 is NaN
         return made.astype(run.step.dtype)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
@@ -119,7 +119,7 @@ class PrimeRl(PlainFramework):
             low, high = self._bounds(options)
             x = run.v if cap is None else np.minimum(run.v, np.log(cap))
             term = losses.ppo_loss(advantages, x, low or 0.0, np.inf if high is None else high)
-            if cap is not None and cap == high:  # at the cap, two terms are equal, and only one of them has a gradient
+            if cap is not None and cap == high:  # at the cap, two terms are equal, and one has no gradient
                 term = replace(term, slope=np.where(x < run.v, term.slope / 2, term.slope))
             return [(term, share)]
         term = losses.weighted_loss(advantages, run.v, cap if kind == "ipo" else None)
@@ -151,7 +151,7 @@ class PrimeRl(PlainFramework):
             "is_masked": run.row_means(dropped),
         }
         if options["type"] == "default":
-            sides = [outcome.rejected for outcome in run.applied.gates]  # positive advantages first
+            sides = [outcome.rejected for outcome in run.applied.gates]  # the first gate is for positive advantages
             negative = run.advantages < 0
             parts |= {"is_masked_low": run.row_means(sides[1] & negative), "is_masked_high": run.row_means(sides[0])}
             parts["masked_advantage_positive"] = run.row_means(run.advantages > 0, dropped)

@@ -114,7 +114,7 @@ class SkyRl(PlainFramework):
         if options["policy_loss_type"] != "dppo":
             return ()
         dppo: Options = options["dppo"]
-        moves = dppo["dppo_type"] == "binary_tv"  # otherwise by the KL
+        moves = dppo["dppo_type"] == "binary_tv"  # True: bound the change of the probability, False: the KL
         statistic: Any = "prob_diff" if moves else "binary_kl"
         rise, fall = (None, dppo["delta_high"]), (-dppo["delta_low"], None) if moves else (None, dppo["delta_low"])
         sides: Any = (("positive_advantage", rise), ("negative_advantage", fall))
@@ -155,9 +155,9 @@ class SkyRl(PlainFramework):
             raise ConfigError(f"mismatchctl cannot compute skyrl's loss {run.options['policy_loss_type']}")
         options, kind = run.options, run.options["policy_loss_type"]
         low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
-        share, left = run.each(1.0), self.shown_keep(run)  # SkyRL divides the advantages, not the loss
+        share, left = run.each(1.0), self.shown_keep(run)  # no division: SkyRL divides the advantages instead
         advantages, x, both = run.advantages, run.u.clip(-20, 20), run.v.clip(-20, 20)
-        if kind in ("rollout_is", "dppo"):  # these losses have their own mask and no weights
+        if kind in ("rollout_is", "dppo"):  # these losses use their own mask, and no weights
             of_ratio = losses.weighted_loss(advantages, both)
             term = of_ratio if kind == "dppo" else losses.factor_loss(advantages, run.current, exp(both))
             return [(term, share * (~self._loss_drops(run) & left))]
@@ -194,7 +194,7 @@ class SkyRl(PlainFramework):
         }
         if run.has_loss:
             moved, prefix = np.abs(run.v), "minibatch_rollout_logprobs_abs_diff_"
-            padded = len(run.step) * run.width > run.tokens  # a masked entry counts as 0
+            padded = len(run.step) * run.width > run.tokens  # SkyRL counts masked positions as 0
             logged |= {
                 prefix + "mean": run.mean(moved),
                 prefix + "sq_mean": run.mean(moved * moved),
@@ -286,7 +286,7 @@ def _read_tensor(file: File, name: str, value: Any) -> Any:
         return None
     kind = value.get("format", "numpy")
     try:
-        if kind == "torch":  # for a type that numpy lacks: bfloat16
+        if kind == "torch":  # for bfloat16, which numpy lacks
             return to_array(file.torch(value["data"]))
         if kind != "numpy":
             raise DataError(f"expected one tensor, found the format {kind!r}", file=str(file.path), column=name)

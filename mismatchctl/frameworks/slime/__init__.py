@@ -176,7 +176,7 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
     mis = read if read is not None and read.function == "mis" else None
     if mis is not None and weighs_with_mis:
         yield from _check_fallbacks(written, mis)
-    if written.version.rollout_denominators and gates:  # not documented by slime
+    if written.version.rollout_denominators and gates:  # slime does not document these denominators
         yield written.trap("denominators", option=option("framework"))
     if mis is not None and mis.rejects and mis.rs_level == "sequence":
         yield written.trap("product")
@@ -185,7 +185,7 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
         yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
     if written.version.finite:
         yield from _check_forward_only(written)
-    if read is not None and read.weighs and read.tis_batch_normalize:  # the mean is taken over one micro-batch
+    if read is not None and read.weighs and read.tis_batch_normalize:  # slime takes this mean over one micro-batch
         alone = given.get("micro_batch_size") == 1 and not given.get("use_dynamic_batch_size")
         if read.tis_level == "sequence":
             yield written.trap("cancels" if alone else "may_cancel")
@@ -236,7 +236,7 @@ def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
 
 
 def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Check what Miles requires for asynchronous PPO and for --skip-actor-forward-only."""
+    """Yield findings about asynchronous PPO and --skip-actor-forward-only, which need other arguments in Miles."""
     given = written.given
     if given.get("skip_actor_forward_only"):
         others = [name for name in ("keep_old_actor", "true_on_policy_mode") if given.get(name)]
@@ -302,7 +302,7 @@ class Slime(Framework):
         from mismatchctl.frameworks.slime.replay import replay_step
         from mismatchctl.frameworks.step import Step
 
-        own = {**self.columns, "log_probs": "train_log_probs"}  # in a table of slime, the meaning of this name is clear
+        own = {**self.columns, "log_probs": "train_log_probs"}  # in dumps of slime, they are from the trainer
         step = Step.read(table, options.dtype, own)
         return replay_step(step, self._arguments(correction), self.about, options.micro_batch_size)
 
@@ -330,7 +330,7 @@ class Slime(Framework):
 
 
 SLICED_COLUMNS = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "returns", "values", "entropy", "kl")
-"""Columns that each rank's file contains only in part. Other columns are complete."""
+"""Columns that are split across the files of context-parallel ranks. Other columns are complete in every file."""
 MAX_NAMED_RANKS = 8
 """Maximum number of missing ranks in an error message. A damaged file may contain any rank count."""
 
@@ -397,7 +397,7 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return the response positions of a rank. The `axis` tokens are split into 2 * `size` chunks, two per rank."""
+    """Return the positions in the response that rank `rank` holds: 2 of the 2 * `size` chunks of `axis` tokens."""
     chunk = -(-axis // (2 * size))
     first = total - response - 1  # the logits at this position predict the first response token
     owned = [range(max(n * chunk, first), min((n + 1) * chunk, total - 1)) for n in (rank, 2 * size - 1 - rank)]
@@ -441,7 +441,7 @@ def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
         raise DataError(problem, file=str(file.path), column="log_probs", remedy=remedy)
     count = len(data["tokens"])
     columns = {name: value for name, value in data.items() if hasattr(value, "__len__") and len(value) == count}
-    columns.pop("raw_reward", None)  # of the whole batch, not of this rank
+    columns.pop("raw_reward", None)  # contains the whole batch, not only this rank's samples
     if content.get("cp_size", 1) > 1:
         whole = join_responses(file, content)
         if not whole:

@@ -35,16 +35,16 @@ class SlimeVersion(CodeVersion):
     """A version of slime or Miles."""
 
     framework: str  # slime or Miles
-    # metrics are divided by the valid tokens of a whole rollout before rejection. Otherwise by the metric's own mask.
+    # True: metrics are divided by all valid tokens of a rollout, also rejected ones. False: by the tokens in their sum.
     rollout_denominators: bool = False
-    dual_clip: bool = False  # `eps_clip_c` reaches the loss
-    cispo: bool = False  # the advantage estimator cispo exists
+    dual_clip: bool = False  # the loss uses `eps_clip_c`
+    cispo: bool = False  # `advantage_estimator: cispo` is supported
     # under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy. Otherwise it is 0.
     bypass_compares_current: bool = False
     finite: bool = False  # Miles: NaN and infinities become 0, the PPO ratio is float32, and more metrics are logged
     old_keys: bool = False  # mis.yaml has one rule for weights and rejection, and the veto does not need `use_rs`
     zeroes_rejected: bool = False  # rejected tokens get weight 0 and stay in the denominators
-    one_mask: bool = False  # metrics are reduced over the tokens that rejection keeps
+    one_mask: bool = False  # metrics that other versions compute over all valid tokens use only kept tokens
     # current name of a metric -> its name in this version, or None if it is not logged
     names: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -79,14 +79,14 @@ DOCUMENTED_ONLY: dict[str, str] = _OPTIONS["documented_only"]
 _CHOICES: dict[str, tuple[str, ...]] = _OPTIONS["choices"]
 
 _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
-"""Pattern of the keys of mis.yaml. A key that matches but is unknown is reported, because slime gives no error."""
+"""Pattern of the keys of mis.yaml. Unknown keys that match are reported, because slime ignores them silently."""
 _TYPICAL = (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
 """Arguments that are checked for typos. Names of the other arguments are too similar to common terms."""
 _SIGN_KEYS = {*_TYPICAL, *DOCUMENTED_ONLY, "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a slime configuration has."""
 
 SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
-"""A file that slime and Miles ship, equal in all versions. mis.yaml in this folder is a copy of it."""
+"""A file that all versions of slime and Miles ship, with the same content. mis.yaml in this folder is a copy."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_old_keys(said: Arguments) -> dict[str, Any]:
     written = said.native()
-    if said.function != "mis" or said.tis_upper_bound is None:  # mis.py only measures
+    if said.function != "mis" or said.tis_upper_bound is None:  # without mis.py, or if it only measures
         return written
     low, high = said.tis_bounds
     values = (said.tis_level, said.tis_mode, low, high, said.rs_veto_threshold)
@@ -319,7 +319,7 @@ def _check_value(key: str, value: Any) -> Any:
             raise ConfigError(f"{key} must be a number, not {value!r}")
         return float(value)
     elif key == "advantage_estimator" and isinstance(value, str) and not find_similar(value, _CHOICES[key]):
-        return value  # forks add estimators
+        return value  # an estimator that a fork of slime may add
     elif key in ("advantage_estimator", "kl_loss_type") and value not in _CHOICES[key]:
         raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _CHOICES[key])}")
     return value
@@ -424,7 +424,7 @@ def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Argum
 
 
 def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[str]]:
-    """Change a correction to the form that slime applies. Return it, and a list of the changes."""
+    """Change details of a Correction that are fixed in slime, such as `effect`. Return it, and a list of changes."""
     notes, weight = [], correction.weight
     if any(gate.effect != effect for gate in correction.gates):
         notes.append(
@@ -447,7 +447,7 @@ def _write_rules(correction: Correction, known: Arguments) -> Arguments:
     correcting |= {"custom_tis_function_path": None, "use_rollout_logprobs": correction.loss == "ppo_bypass"}
     if weight is not None:
         low, high = weight.bounds
-        # IcePop, or the built-in clip for weights without normalization. mis normalizes over micro-batches.
+        # True if slime's built-in clip is enough. Corrections from mis.yaml have normalize_over `micro_batch`.
         plain = weight.clip is not None and weight.normalize_over == "group" and not correction.gates
         if weight.zero is not None or (plain and weight.level == "token"):
             path = None if weight.zero is None else ICEPOP_PATH

@@ -210,7 +210,7 @@ VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     "rollout_log_ppl": lambda c: c.segments.spread(-c.row_mean(c.rollout)),
     "rollout_ppl": lambda c: c.segments.spread(exp(-c.row_mean(c.rollout))),
     "k1": lambda c: c.rollout - c.train,
-    # Computed without a series near zero, to get the same rounding as slime.
+    # Unlike compute_k3, do not use a series near 0, to get the same rounding errors as slime.
     "k3": lambda c: exp(c.d) - c.d - c.dtype.type(1),
     "log_ppl_abs_diff": lambda c: np.abs(c.log_ppl_diff),
     "ppl_ratio": lambda c: exp(c.log_ppl_diff),
@@ -231,14 +231,14 @@ VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     "changed": lambda c: c.weights != c.raw_weights,
     "clipped": lambda c: c.surrogate.clipped,
     "update_ratio": lambda c: exp(-c.ppo_kl),
-    # In bypass mode, slime of 2026-08 compares the current policy.
+    # With use_rollout_logprobs, `old` is `rollout`, so slime of 2026-08 compares `current` with `rollout`.
     "train_rollout_abs_diff": lambda c: c.finite(
         np.abs(
             (c.current if c.arguments.use_rollout_logprobs and c.version.bypass_compares_current else c.old) - c.rollout
         )
     ),
     "train_rollout_kl": lambda c: c.kl(c.rollout, c.old, "low_var_kl"),
-    # In October 2025, mask mode set weights outside their bounds to 0.
+    # In slime of October 2025, `tis_mode: mask` sets weights outside of their bounds to 0.
     "zeroed_weights": lambda c: np.where(
         _within(c.raw_weights, c.weight_bounds) | (c.arguments.tis_mode != "mask"), c.bounded_weights, 0
     ).astype(c.dtype),
@@ -265,7 +265,7 @@ CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
 
 _TABLES = read_metrics(__file__)
 METRICS = (*_TABLES["mis"], *_TABLES["loss"], *_TABLES["miles"])
-"""All metrics except `loss`, which is computed as pg_loss + kl_loss_coef * kl_loss, because dumps lack the entropy."""
+"""All metrics except `loss`. It is computed as pg_loss + kl_loss_coef * kl_loss. Dumps lack slime's entropy term."""
 _LOSS_VALUES = {metric.values for metric in (*_TABLES["loss"], *_TABLES["miles"])}
 
 
@@ -291,7 +291,7 @@ def _in_version(metric: LoggedMetric, version: SlimeVersion) -> LoggedMetric | N
 
 
 DOCUMENTED_NAMES: dict[str, str] = read_table(__file__, "options.yaml")["documented_names"]
-"""Name of a metric in slime's documentation -> name in slime's code of the metric with the documented formula."""
+"""Name of a metric in slime's documentation -> the name that slime's code logs for the documented formula."""
 
 _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
 
@@ -333,7 +333,7 @@ def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
 def replay_step(step: Step, given: Arguments, version: SlimeVersion, micro_batch_size: int | None) -> Replay:
     lengths, anchored = step.segments.lengths, not given.use_rollout_logprobs
     divisor, tokens = len(lengths), None  # `tokens` [S]: number of valid tokens in the rollout of each sequence
-    if given.calculate_per_token_loss:  # empty sequences count as one token, and rejected tokens count
+    if given.calculate_per_token_loss:  # count rejected tokens, and one token per empty sequence
         divisor = int(np.maximum(lengths, 1).sum())
     elif version.rollout_denominators:
         names, index = np.unique(_rollouts(step), return_inverse=True)

@@ -16,7 +16,7 @@ from mismatchctl.io.scripts import PythonCall
 
 _LOSS_KEYS = ("loss_fn", "loss_fn_config")
 _REQUIRED_KEYS = {"model_name", "log_path", "dataset_builder", "max_tokens"}
-"""Required keys of `train.Config`. They distinguish it from other classes with the name Config and a loss."""
+"""Required keys of `train.Config`. A call of `Config` without any of them belongs to another class."""
 _CLIP_RANGES = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
@@ -81,12 +81,12 @@ def _read_rows(file: File) -> Iterator[Row]:
         row: Row = {"step": file.step}
         for part in ("loss_fn_inputs", "loss_fn_outputs"):
             for name, tensor in line[part].items():
-                row[f"{part}.{name}"] = tensor["data"] if isinstance(tensor, dict) else tensor  # a dict of TensorData
+                row[f"{part}.{name}"] = tensor["data"] if isinstance(tensor, dict) else tensor  # TensorData
         yield row | {"prompt": _read_prompt(line, row)}
 
 
 def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
-    """Return the input tokens before the first sampled token, unless they are unknown (with images)."""
+    """Return the input tokens before the first sampled token, unless the input contains images."""
     chunks, mask = line.get("model_input", {}).get("chunks", []), row.get("loss_fn_inputs.mask") or []
     first = next((place for place, value in enumerate(mask) if value), None)
     if first is None or not all(isinstance(chunk.get("tokens"), list) for chunk in chunks):

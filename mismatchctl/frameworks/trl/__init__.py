@@ -24,7 +24,7 @@ _MIN_LOG_WEIGHT = float(np.log(1e-8))
 
 
 class Trl(PlainFramework):
-    """TRL: at the sequence level, the ratio is the product of token ratios. Masks do not change the denominators."""
+    """TRL: at the sequence level, the ratio is the product of token ratios. Rejected tokens count in denominators."""
 
     forms = (
         *({"correct": True, "mode": mode, "cmin": LOW, "cmax": HIGH} for mode in _MODES),
@@ -162,7 +162,7 @@ class Trl(PlainFramework):
 def _read_rows(file: File) -> Iterator[Row]:
     for row in file.batch({*LAYOUT.columns.values(), "completion_mask", "tool_mask", "prompt_ids", "prompt_mask"}):
         mask = np.asarray(row["completion_mask"])
-        tools = row.get("tool_mask")  # padded with 1
+        tools = row.get("tool_mask")  # at padding, it is 1, but completion_mask is 0
         prompt, kept = row.get("prompt_ids"), row.get("prompt_mask")
         if prompt is not None and kept is not None:
             prompt = np.asarray(prompt)[np.asarray(kept) != 0]

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _MATH_SOURCE = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"
 _NEGLIGIBLE_SHIFT = (
-    0.01  # an interval is nearly symmetric if reversing it moves its ends by less than this share of its width
+    0.01  # [low, high] and [-high, -low] count as equal if their ends differ by less than this share of the width
 )
 
 
@@ -62,7 +62,7 @@ def _check_keys(written: VerlConfig) -> Iterator[LintMessage]:
         yield written.trap("quoted_number", key, value=written.section[key])
     for key, usual in version.keys.items():
         if isinstance(usual, bool) and isinstance(text := written.section.get(key), str):
-            yield written.trap("pointer" if "$" in text else "text_flag", key, text=text)  # `$` is a variable
+            yield written.trap("pointer" if "$" in text else "text_flag", key, text=text)  # `$` starts a reference
 
 
 def _check_weights(written: VerlConfig) -> Iterator[LintMessage]:
@@ -108,7 +108,7 @@ def _check_rejection(written: VerlConfig) -> Iterator[LintMessage]:
                 yield written.trap("reversed", option=option, kept=kept, bounds=bounds)
     key = "rollout_is_threshold_lower" if dialect == "flat" else "rollout_rs_threshold_lower"
     for gate in written.gates if settings.get(key) is not None else ():
-        low, high = gate.keep  # verl documents a lower bound of 1/threshold, which presets such as seq_mis do not use
+        low, high = gate.keep  # verl documents the lower bound 1/threshold, but presets such as seq_mis use another
         if gate.is_veto or low is None or high is None or high <= 0 or math.isclose(low * high, 1, rel_tol=1e-9):
             continue
         yield replace(written.trap("lower_differs", key, low=low, inverse=1 / high), source=_MATH_SOURCE)
@@ -139,7 +139,7 @@ def _format_pure_key(version: VerlVersion) -> str:
 def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
     """Yield findings about bypass mode for the V1 trainer, because this trainer applies only a part of it."""
     root, settings, use_v1 = written.root, written.settings, written.find("trainer", "use_v1")
-    # Rollout and trainer on separate nodes, where verl applies bypass mode.
+    # With rollout and trainer on separate nodes, verl applies bypass mode.
     separate = "async_training" in root or (isinstance(root.get("rollout"), Mapping) and "actor_rollout_ref" in root)
     if separate or (written.version.defaults_to_v1 if use_v1 is None else use_v1) is not True:
         return
@@ -181,7 +181,7 @@ def _check_veto(written: VerlConfig) -> Iterator[LintMessage]:
 def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
     """Yield findings about required settings that are missing, and about bugs in this version of verl."""
     version, settings, correction = written.version, written.settings, written.correction
-    # Corrections require rollout log-probs, which are off by default until 0.8.0.
+    # Corrections require rollout log-probs. Up to 0.8.0, verl does not record them by default.
     corrects = isinstance(correction, Correction) and (correction.weight or correction.gates or written.bypasses)
     rollout = written.find("actor_rollout_ref", "rollout")
     records = not isinstance(rollout, Mapping) or rollout.get("calculate_log_probs", version.records_log_probs)
@@ -206,7 +206,7 @@ def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]
         return
     for check in (_check_weights, _check_rejection, _check_bypass, _check_v1_trainer):
         yield from check(written)
-    rllm = written.find("rllm", "algorithm", BLOCK)  # trainer/verl/verl_backend.py refuses weights in bypass mode
+    rllm = written.find("rllm", "algorithm", BLOCK)  # rLLM's verl_backend.py refuses weights in bypass mode
     if isinstance(rllm, Mapping) and rllm.get("bypass_mode") and rllm.get("tis_mode") is not None:
         yield written.trap("rllm_excludes", at=f"rllm.algorithm.{BLOCK}.tis_mode")
     for check in (_check_veto, _check_release):
@@ -223,7 +223,6 @@ class Verl(Framework):
         self.about = version
         self.version, self.unknown = version.name, version.unknown
         self.note = f"{version.date}; {version.note}" if version.note else version.date
-        # The section of the flat keys also contains other keys.
         self.block = ("algorithm",) if version.dialect == "flat" else ("algorithm", "rollout_correction")
 
     def accepts_keys(self, native: Mapping[str, Any]) -> bool:
@@ -284,7 +283,7 @@ def _expand_factory(factory: Sequence[Any], given: Keys) -> Keys:
         made["rollout_is_threshold"] = values.get("is_threshold", values.get("threshold"))
     if rejection is not None:
         made["rollout_rs_threshold"] = values.get("rs_threshold", values.get("threshold"))
-    if "threshold_lower" in values:  # a method for IcePop
+    if "threshold_lower" in values:  # a class method for IcePop
         made["rollout_is_threshold"] = f"{values['threshold_lower']}_{values['threshold']}"
     names = {"rs_threshold_lower": "rollout_rs_threshold_lower", "veto_threshold": "rollout_token_veto_threshold"}
     made |= {key: values[name] for name, key in names.items() if name in values}
@@ -296,7 +295,7 @@ def read_call(call: PythonCall) -> Keys:
         raise ConfigError(f"line {call.line}: in the call of {CONFIG_CLASS}, write {call.computed[0]} as KEY=CONSTANT")
     if call.brings_more:
         raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
-    if not call.function:  # a call of the class itself, whose default differs from the YAML
+    if not call.function:  # a call of the class itself. Its default of rollout_is differs from the YAML
         return {BLOCK: call.given if call.partial else {"rollout_is": "sequence"} | call.given}
     every = read_table(__file__, "factories.yaml").values()
     known = [factories[call.function] for factories in every if call.function in factories]

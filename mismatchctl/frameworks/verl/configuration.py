@@ -33,19 +33,19 @@ Dialect = Literal["flat", "ratio", "estimator"]
 class VerlVersion(CodeVersion):
     """One version of verl's rollout correction. Its name is a month, or a day if that month has several versions."""
 
-    dialect: Dialect  # `flat`: keys of `algorithm`. Others: keys of `rollout_correction`. `estimator`: k1, k2, k3
+    dialect: Dialect  # `flat`: keys in `algorithm`. Others: in `rollout_correction`, with gates on ratio or k1 to k3
     keys: Mapping[str, object]  # keys of its configuration, with the defaults in verl's YAML
     prefix: str = "rollout_corr/"  # prefix of the logged names
-    zeroes_rejected: bool = False  # True if rejection sets weights to 0, and `rollout_is: false` disables it
+    zeroes_rejected: bool = False  # True if rejected tokens get weight 0. `rollout_is: false` then disables rejection
     normalizes: bool = False  # True if weights can be normalized over the batch
     normalizes_empty: bool = False  # True if empty sequences count in the mean of the weights
-    empty_loss_is_nan: bool = False  # True if a micro-batch without kept tokens has the loss nan
+    empty_loss_is_nan: bool = False  # True if the loss of a micro-batch without kept tokens is NaN
     icepop: bool = False  # True if a threshold "lo_hi" sets weights outside of this interval to 0
-    measures_applied: bool = False  # True if metrics of weights describe bounded weights
-    fractions_applied: bool = False  # True if rollout_is_seq_fraction_* describe bounded weights
+    measures_applied: bool = False  # True if metrics of weights are computed after the bound, False if before
+    fractions_applied: bool = False  # True if rollout_is_seq_fraction_* use bounded weights, False if unbounded
     defaults_to_v1: bool = False  # True if the V1 trainer runs unless `trainer.use_v1` is false
     records_log_probs: bool = False  # default of `rollout.calculate_log_probs`
-    note: str = ""  # differences from the release that it represents
+    note: str = ""  # how the code differs from the version whose fields it uses
 
     @property
     def effect(self) -> Literal["mask", "zero"]:
@@ -62,7 +62,7 @@ class VerlVersion(CodeVersion):
 
     @property
     def names_loss(self) -> bool:
-        """Return True if `loss_type` selects the loss of bypass mode. Then, every loss applies rejection."""
+        """Return True if `loss_type` selects the loss of bypass mode. Only then, PPO in that mode applies rejection."""
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
@@ -111,17 +111,17 @@ BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
 """Path of a second block with the same keys, which the V1 trainer of 2026 reads."""
 ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
-"""Path of the option that bounded weights before verl had rollout corrections. Values up to 0 meant off."""
+"""Path of the option that bounded weights before verl had rollout corrections. Values of 0 or less disabled it."""
 
 _FULL_CONFIG_SECTIONS = frozenset({"actor_rollout_ref", "trainer"})
 """Sections that only a full verl configuration has."""
 _COMMON = frozenset({"loss_type", "bypass_mode"})
-"""Keys of the block that also exist in other sections."""
+"""Keys of `rollout_correction` that also exist in other sections."""
 _RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}
 """rLLM's name of a key -> verl's name."""
 
 _REPLACEMENTS = read_table(__file__, "options.yaml")["replacements"]
-"""Removed keys -> what to write instead."""
+"""Removed key -> advice on what to write instead."""
 
 
 def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
 def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the correction keys of rLLM to verl's keys (rllm/trainer/verl/utils.py)."""
     given = find_value(native, "rllm", "algorithm", BLOCK)
-    for path in ((BLOCK,), ("algorithm", BLOCK)):  # rLLM's defaults are in their own file
+    for path in ((BLOCK,), ("algorithm", BLOCK)):  # rLLM's file of defaults has no section `rllm`
         block = find_value(native, *path)
         if given is None and isinstance(block, Mapping) and not _RLLM.keys().isdisjoint(block):
             given = block
@@ -169,7 +169,7 @@ def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in (block if isinstance(block, Mapping) else {}).items() if key not in _RLLM}
     own |= {_RLLM.get(key, key): value for key, value in given.items()}
     if own.get("bypass_mode") is None:
-        own.pop("bypass_mode", None)  # in rLLM, null is the backend's default
+        own.pop("bypass_mode", None)  # in rLLM, null means the backend's default
     return {**native, "algorithm": {**(outer if isinstance(outer, Mapping) else {}), BLOCK: own}}
 
 
@@ -192,7 +192,7 @@ RS_OPTIONS: dict[str, tuple[str, str]] = {
     for statistic in ("k1", "k2", "k3")
     if (level, statistic) != ("seq_max", "k1")
 }
-"""rollout_rs of 2026: option -> (statistic, level)."""
+"""Option of `rollout_rs` in verl of 2026 -> (statistic, level)."""
 
 _RATIO_REJECTION_LEVELS = ("token", "sequence", "geometric")
 _MISSING_THRESHOLD_MESSAGE = (
@@ -205,7 +205,7 @@ _NONE_TEXT_MESSAGE = "'None' is text, which nothing takes for null: write null, 
 class UnappliedCorrection(Correction):
     """A Correction that verl logs but applies only partly, such as `rollout_is: false` or PPO in bypass mode."""
 
-    _measured: Correction = PrivateAttr()  # the full correction, which is computed and logged
+    _measured: Correction = PrivateAttr()  # the full correction, which verl computes and logs
 
 
 def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correction:
@@ -225,7 +225,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """Create the Correction that verl applies, without weights. `left` replaces fields of `measured`."""
+    """Create the Correction that verl applies: `measured` without weights. `left` replaces more of its fields."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured
@@ -233,7 +233,7 @@ def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
 
 
 def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of verl 2025-10. Before PR #3915, rejected tokens get weight 0 and count in the denominators."""
+    """Read the keys of verl 2025-10. Before PR #3915, rejected tokens count in denominators with weight 0."""
     upper = _read_number(settings, "rollout_is_threshold")
     name = f"verl-{version.name}"
     if upper is None:
@@ -282,7 +282,7 @@ def _read_block(settings: Mapping[str, Any], version: VerlVersion) -> Correction
         weight = _build_rule(Weight, level=level, source=source, **bound)
     gates = _read_ratio_gates(settings, source, version) if by_ratio else _parse_rejections(settings, source)
     found = _build_rule(Correction, name=f"verl-{version.name}", weight=weight, gates=gates, loss=loss)
-    # PPO's ratio to the rollout is the importance weight, so tokens are not weighted again.
+    # In bypass mode, PPO's ratio to the rollout policy is the importance weight, so verl applies no other weight.
     left: dict[str, Any] = {} if version.names_loss else {"gates": ()}
     unapplied = loss == "ppo_bypass" and (weight is not None or (gates and left))
     return _make_unapplied(found, **left) if unapplied else found
@@ -462,7 +462,7 @@ class VerlConfig:
 
     @cached_property
     def quoted_numbers(self) -> list[str]:
-        """Return the thresholds in quotes. Versions of 2026 accept quotes, so their list is empty."""
+        """Return the keys of thresholds in quotes. Versions of 2026 accept quotes, so the list is empty for them."""
         if self.version.dialect == "estimator":
             return []
         return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]
@@ -520,7 +520,7 @@ def find_rs_option(gate: Gate) -> str:
 
 
 def split_gates(correction: Correction) -> tuple[tuple[Gate, ...], float | None]:
-    """Return the gates for `rollout_rs`, and the threshold of the veto."""
+    """Return the gates for `rollout_rs`, and the threshold of the veto, if there is a veto."""
     vetoes = [gate.keep[0] or 0.0 for gate in correction.gates if gate.level == "min"]
     return tuple(gate for gate in correction.gates if gate.level != "min"), max(vetoes, default=None)
 
@@ -556,7 +556,7 @@ def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, 
 
 
 def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
-    """Convert a gate from ratio to k1 or from k1 to ratio, if the version lacks its statistic."""
+    """Convert a gate from ratio to k1 or from k1 to ratio, if this version only supports the other statistic."""
     low, high = gate.keep
     if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVELS and high:
         keep = (-math.log(high), -math.log(low) if low else math.inf)
@@ -622,13 +622,13 @@ def _format_exp(logarithm: float) -> str:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the best version for a configuration, if it has a correction key. Among equals, return the newest."""
+    """Return the newest of the versions that fit a configuration best, if it has a correction key."""
     native = with_rllm(native)
     outer = find_value(native, "algorithm")
     nested = BLOCK in (outer if isinstance(outer, Mapping) else native)
     versions = [version for version in reversed(VERSIONS) if not nested or version.dialect != "flat"]
     ranks = {version.name: _rank_version(native, version) for version in versions}
-    best = max(ranks, key=lambda name: ranks[name])  # the first of several is the newest
+    best = max(ranks, key=lambda name: ranks[name])  # of equal ranks, max returns the first, the newest version
     if ranks[best][0] or nested:
         return best
     elsewhere = isinstance(find_value(native, *ACTOR_BLOCK), Mapping) or find_value(native, *ACTOR_CAP) is not None
@@ -636,10 +636,10 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> tuple[int, int]:
-    """Return (number of known keys, rank). Rank: 0 if the version refuses them, 1 without a correction, else 2."""
+    """Return (number of known keys, rank). Rank 0: the version refuses them. 1: they set no correction. 2: they do."""
     section = find_value(native, *find_path(native, version))
     known = section.keys() & version.keys.keys() if isinstance(section, Mapping) else set()
-    if section is native:  # other frameworks have a loss_type too, and the flat rollout_is is a switch, not a level
+    if section is native:  # loss_type may be another framework's. A flat rollout_is is true or false
         not_flat = version.dialect == "flat" and not isinstance(native.get("rollout_is", True), bool)
         if known <= {"loss_type"} or not_flat:
             return 0, 0

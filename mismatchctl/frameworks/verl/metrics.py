@@ -77,7 +77,7 @@ REDUCTIONS: dict[str, Callable[[Values], Any]] = {
 
 
 Measured = dict[str, Values]
-"""Names in names.yaml -> their values for all tokens [T] or all rows [S]."""
+"""Name in the column `values` of names.yaml -> values for all tokens [T] or all rows [S]."""
 
 
 def _measure_distance(sample: ConfiguredStep) -> Measured:
@@ -106,7 +106,7 @@ def _measure_ratio(
     upper: float,  # weights above this count as high, and are truncated to it
     zero: bool = False,  # True if weights outside the bounds become 0 (IcePop)
 ) -> Measured:
-    """Compute the ratio at a level. For rows, `high` and `low` compare logarithms in float32."""
+    """Compute values of the ratio at a level. For rows, `high` and `low` compare float32 log ratios, as in verl."""
     token = level == "token"
     x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))
@@ -149,7 +149,7 @@ def _measure_veto(sample: ConfiguredStep, threshold: float | None) -> Measured:
 
 
 def _measure_estimate(sample: ConfiguredStep, gate: Gate) -> Measured:
-    """Compute k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated. Reject NaN."""
+    """Compute k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated. NaN is rejected."""
     y, (lower, upper) = clamp_log_ratio(sample.d), gate.bounds
     per_token = -y if gate.statistic == "k1" else 0.5 * y**2 if gate.statistic == "k2" else exp(y) - 1 - y
     reduce = {"sum": sample.row_sum, "mean": sample.row_mean, "max": sample.row_max}.get(gate.level)
@@ -179,13 +179,13 @@ Tables = tuple[str, ...]
 
 
 def _weight_tables(level: str, version: VerlVersion) -> Tables:
-    """Return the tables with metrics of weights. In 2025-10, shares of geometric weights count tokens, not rows."""
+    """Return the tables with metrics of weights. In 2025-10, shares of geometric weights are shares of tokens."""
     kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
     return "weights", f"{kind}_weights"
 
 
 def _factor_table(level: str, version: VerlVersion) -> str:
-    """Return the table with the mean weight for normalization. With PR #4070, the mean counts empty rows as 0."""
+    """Return the table with the mean weight for normalization. In 2025-11-12 and 0.6.1, it counts empty rows as 0."""
     return f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor"
 
 
@@ -236,7 +236,7 @@ def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
             quantity=f"{row.quantity}, less 1" if row.reduction == "mean - 1" else row.quantity,
             over=VALID_TOKENS if version.zeroes_rejected and row.over == "kept" else _SCOPE_WORDS[row.over],
             reduction=_REDUCTION_WORDS.get(row.reduction, row.reduction),
-            # Under this prefix, names describe the ratios of a gate instead of weights.
+            # Under this prefix, the same names are for the ratios of a gate, which match no metric of weights.
             like=None if prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction") else row.like,
             basis=bases.get(row.values, row.basis),
         )
@@ -275,7 +275,7 @@ _DEBUG_PREFIX = "training/rollout_"
 
 
 def _measure_debug(train: Floats, rollout: Floats) -> dict[str, float]:
-    """Compare the two probabilities of each valid token [T]. As in verl, undefined values are NaN."""
+    """Compare train and rollout probability of each valid token [T]. As in verl, undefined values are NaN."""
     ours, theirs = exp(train), exp(rollout)
     apart = np.abs(ours - theirs).astype(np.float64)
     a, b = (side.astype(np.float64) - side.astype(np.float64).mean() for side in (ours, theirs))
@@ -299,7 +299,7 @@ def replay_step(
     """Compute weights, kept tokens and metrics of one training step, as verl does on one rank.
 
     In bypass mode, verl compares current_log_probs with rollout_log_probs. It corrects each micro-batch separately, and
-    logs means over micro-batches. Before 2026, names with `max` or `min` get the maximum or minimum instead.
+    logs means over micro-batches. Before 2026, metrics named `max` or `min` get the maximum or minimum instead.
     """
     if correction.loss == "ppo":
         replay = _replay_batch(step, correction, version, "train_log_probs", applied)
