@@ -1,4 +1,4 @@
-"""Columns that are computed per sequence and summed per cluster (usually a prompt), and the pairs of policies."""
+"""Columns that are computed per sequence and added up per cluster (usually a prompt), and the pairs of policies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mismatchctl.corrections.application import (
 from mismatchctl.corrections.model import MISMATCH_SOURCE, OWN_RATIO_LOSSES, Correction, parse_loss
 
 Columns = dict[str, Float64s]
-"""Name of a column -> values per sequence."""
+"""Maps the name of a column to its values, one per sequence."""
 LOSS_NAMES = (
     "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
     "loss_sequences", "loss_tokens",
@@ -33,7 +33,7 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
-    """Return the uncorrected policy loss per token, unless current log-probs or advantages are missing."""
+    """Return the uncorrected policy loss per token, or None without current log-probs or without advantages."""
     if batch.current is None or batch.advantages is None:
         return None
     kind, numbers = parse_loss(text)
@@ -44,7 +44,7 @@ def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
 def _surrogate_term(
     kind: str, numbers: Mapping[str, float], batch: TokenBatch, advantages: Float64s, log_probs: Floats
 ) -> tuple[LossTerm, Bools]:
-    """Return the policy loss, and flags of tokens that the loss clips or masks."""
+    """Return the policy loss per token, and a flag per token: True if the loss clips or masks the token."""
     segments, current = batch.segments, log_probs.astype(np.float64)
     low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
     anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train
@@ -75,7 +75,7 @@ def _surrogate_term(
         )
         return losses.factor_loss(advantages, current, np.where(advantages >= 0, up, down)), none
     plain = losses.weighted_loss(advantages, x)
-    if kind in ("dppo", "ipo"):  # the gate depends on the change of the token's probability since sampling
+    if kind in ("dppo", "ipo"):  # these losses drop tokens whose probability changed much since sampling
         moved = np.exp(current) - np.exp(batch.rollout.astype(np.float64))
         if kind == "ipo":
             dropped = np.abs(moved) > numbers["eps"]
@@ -95,7 +95,7 @@ def plain_loss_columns(plain: LossTerm | None, batch: TokenBatch) -> Columns:
 
 
 def loss_columns(correction: Correction, block: CorrectedBlock, plain: LossTerm | None, batch: TokenBatch) -> Columns:
-    """Return the columns of the loss under a correction. They are 0 if the loss is unknown."""
+    """Return the LOSS_NAMES columns of the corrected loss, or zeros if the loss cannot be computed."""
     own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
     if own is None or own.clipped is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
@@ -117,17 +117,17 @@ def loss_columns(correction: Correction, block: CorrectedBlock, plain: LossTerm 
     return dict(zip(LOSS_NAMES, columns, strict=True))
 
 
-_CANCELLATION_LIMIT = 1e-4  # if the mean of w^2 is smaller, 1 + 2 (w - 1) + (w - 1)^2 loses digits
+_CANCELLATION_LIMIT = 1e-4  # if the mean of w^2 is smaller, w^2 = 1 + 2 (w - 1) + (w - 1)^2 loses digits
 Side = Literal["low", "high"]
 SIDES: tuple[Side, Side] = ("low", "high")
 COMPARED_COLUMNS = ("reward", "advantage", "length")
-"""Columns whose means over kept and over rejected sequences are compared."""
+"""For these columns, metrics compare the mean of kept sequences with the mean of rejected sequences."""
 
 
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Compute the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If digits are lost, call `recompute`."""
+    """Compute the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If digits cancel, call `recompute`."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -146,7 +146,7 @@ class PairFacts:
         self.some: Float64s = (self.length > 0).astype(np.float64)
         self.mean: Float64s = -log_ratio / self.n
         bounded = np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        self.product: Float64s = np.exp(bounded) * self.some  # 1 + excess would lose digits of a small product
+        self.product: Float64s = np.exp(bounded) * self.some  # 1 + product_excess would lose digits if it is small
         self.product_excess: Float64s = np.expm1(bounded) * self.some
 
     def exp(self, values: Float64s) -> Float64s:
@@ -166,23 +166,23 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class CorrectionFacts:
-    """The effect of a correction on the sequences of a block. Weights are not normalized yet."""
+    """The effect of a correction on the sequences of a block, before weights are normalized."""
 
     length: Float64s  # tokens per sequence [S]
-    kept: Float64s  # kept tokens [S]
-    counted: Float64s  # tokens in the loss's denominator [S]
+    kept: Float64s  # tokens per sequence that the correction keeps [S]
+    counted: Float64s  # tokens per sequence in the denominator of the mean loss [S]
     kept_k3: Float64s  # sum of K3 over the kept tokens [S]
-    # sums of (weight - 1) and of (weight - 1)^2: of raw weights, of bounded weights, and of bounded weights of kept
-    # tokens
+    # sums of (weight - 1) and of (weight - 1)^2 over the tokens of a sequence: for raw weights, for bounded weights,
+    # and for bounded weights of kept tokens only
     weight_sums: Columns
     squared_kept_weight: Float64s  # sum of the squared weights of kept tokens [S]
-    extremes: Columns  # largest weight, and minus the smallest weight, before and after the bound
-    rejected: Mapping[tuple[int, Side], Float64s]  # tokens per sequence that a gate rejects on one side
-    catastrophic: Float64s | None  # tokens with a ratio below the bound of the first veto, if there is a veto
-    checked: Float64s  # tokens that the veto checks [S]: `length` and the tokens of train probability 0
-    # reward, advantage and length: flags of known values, and the values [S]
+    extremes: Columns  # largest and negated smallest weight per sequence, raw and bounded
+    rejected: Mapping[tuple[int, Side], Float64s]  # (gate, side) -> rejected tokens [S]
+    catastrophic: Float64s | None  # tokens with a ratio below the first veto's bound, None without a veto
+    checked: Float64s  # tokens that a veto checks [S]: `length` plus tokens with probability 0 in the trainer
+    # "reward", "advantage" and "length" -> (1 if the sequence has a value, else 0; the value or 0) [S]
     outcomes: Mapping[str, tuple[Float64s, Float64s]]
-    loss_sums: Columns  # columns of the loss, if requested
+    loss_sums: Columns  # the LOSS_NAMES columns, or empty if losses are not requested
 
     @cached_property
     def token_divisor(self) -> Float64s:
@@ -221,7 +221,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
         for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
             if flags.any():
                 columns[name] = weights.total(flags, everything)
-    if kept.tokens is None:  # if whole sequences are rejected, the sums above apply to kept sequences
+    if kept.tokens is None:  # if gates only reject whole sequences, a kept sequence keeps its sums
         columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
         columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
     else:
@@ -231,7 +231,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
 
 
 def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
-    """Return the largest and the negated smallest weight per sequence, before and after applying bounds."""
+    """Return the largest and the negated smallest weight per sequence, before and after weights are bounded."""
     if weights is None:
         low = high = least = most = np.ones(len(segments))
     elif not weights.per_token:
@@ -276,14 +276,14 @@ class SumColumn(Generic[FactsT]):
     """A column of the cluster table: a sum or a maximum over the sequences of a cluster."""
 
     name: str  # unique within its pair of policies or correction
-    # computes the values [S] of a block from its facts. None for columns that a kernel computes.
+    # computes the values [S] from PairFacts or CorrectionFacts. None if a kernel computes the column.
     compute: ColumnFunction[FactsT] | None = None
-    scope: Literal["token", "sequence"] = "sequence"  # whether tokens or sequences are summed
-    # how the values of sequences combine. A minimum is a maximum of negated values.
+    scope: Literal["token", "sequence"] = "sequence"  # sum over tokens, or over sequences
+    # how to merge the values of several sequences. For a minimum, the largest negated value is stored.
     merge: Literal["sum", "largest"] = "sum"
-    stored: bool = True  # False for a column that only other columns are computed from
-    # which bounds change the column: none, bounds of the weights, bounds that decide what is kept, all bounds, the
-    # bound of the veto, or the bounds of the gate with this number
+    stored: bool = True  # False if the column is only an input of other columns
+    # the bounds that change the column: none, the bounds of weights, the bounds of all gates (they decide which tokens
+    # are kept), all bounds, the bound of the veto, or (if a number) the bounds of the gate with this index
     depends_on: GridAxis = "kept"
 
 
@@ -301,7 +301,7 @@ PAIR_COLUMNS: tuple[SumColumn[PairFacts], ...] = (
     *_token_columns("reference_prob", "squared_reference_prob"),
     SumColumn("policy", scope="token", stored=False),
     SumColumn("reference", scope="token", stored=False),
-    # Neighbours are adjacent tokens of one sequence, one position apart.
+    # Neighbours are two valid tokens of one sequence whose positions differ by 1.
     *_token_columns("neighbours", "neighbour_product", "neighbour_sum"),
     SumColumn("squared_ratio", PairFacts.squared_ratio),
     SumColumn("policy_log_ppl", lambda s: -s.sums["policy"] / s.n),
@@ -424,15 +424,15 @@ def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Col
 
 def correction_columns(
     correction: Correction,
-    ratios: Mapping[str, Ratios],  # of the pairs of policies that the correction uses
+    ratios: Mapping[str, Ratios],  # by pair of policies, such as "train/rollout"
     k3: Float64s,  # sum of the mismatch's K3 per sequence [S]
     batch: TokenBatch,
-    plain: LossTerm | None = None,  # the uncorrected loss, if known
+    plain: LossTerm | None = None,  # the uncorrected loss, None if it cannot be computed
     *,
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
-    all_tokens: bool = False,  # True to evaluate every token, which losses need
+    all_tokens: bool = False,  # True to read every token. Losses always do this.
 ) -> tuple[Columns, Columns]:
-    """Return the columns that are sums, then the maxima. Only sequences near a bound are read token by token."""
+    """Return the sums and the maxima. By default, only sequences with tokens near a bound are read by token."""
     near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)
     reached, few = np.flatnonzero(near), not near.all()
     found = _evaluate_columns(correction, ratios, k3, batch, plain, losses, all_inside=few)
@@ -454,7 +454,7 @@ def _evaluate_columns(
     batch: TokenBatch,
     plain: LossTerm | None,
     losses: bool,
-    all_inside: bool = False,  # assume that no token reaches a bound of a rule on tokens
+    all_inside: bool = False,  # True: no token is outside the bounds of a rule on tokens
 ) -> tuple[Columns, Columns]:
     applied = apply_correction(correction, ratios, batch, all_inside=all_inside)
     weights, kept = applied.weights, applied.kept
@@ -489,13 +489,13 @@ def _evaluate_columns(
 
 @dataclass(frozen=True)
 class Pair:
-    """Two policies to compare by the log ratio x, the log-prob of `policy` minus the log-prob of `reference`."""
+    """Two policies to compare. Their log ratio x is the log-prob of `policy` minus the log-prob of `reference`."""
 
-    name: str  # prefix of the pair's columns and metrics. The mismatch uses names without a prefix.
-    policy: str  # policy whose log-probs are added in x
-    reference: str  # policy whose log-probs are subtracted in x
+    name: str  # prefix of the pair's columns and metrics. Names of the mismatch have no prefix.
+    policy: str
+    reference: str
     title: str  # short label
-    meaning: str  # the quantity that the pair's metrics measure, as a phrase after "of"
+    meaning: str  # what the metrics of the pair measure
     section: str  # heading of the pair's section on a page
 
     @property
@@ -519,7 +519,7 @@ class Pair:
 
 
 _MISMATCH_COLUMNS = {"rollout_log_probs", "train_log_probs"}
-_METRIC_NAMES = {("drift", "ratio_mean"): "ois", ("drift", "ratio_mean_z"): "ois_z"}  # the mismatch has no prefix
+_METRIC_NAMES = {("drift", "ratio_mean"): "ois", ("drift", "ratio_mean_z"): "ois_z"}  # exceptions from the prefix
 
 MISMATCH = Pair("mismatch", "train", "rollout", "mismatch", "what engine and trainer disagree on", "The mismatch")
 DRIFT = Pair(
@@ -541,9 +541,9 @@ TRAIN_ERROR = Pair(
     "The trainer's error, from reference to train",
 )  # fmt: skip
 PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)
-"""All pairs of policies. A dump has the pairs whose columns it contains."""
+"""All pairs of policies. A pair is measured if the dump contains the log-probs of its two policies."""
 WHOLE_COLUMNS = ("log_ratio", "square", "k3")
-"""Columns of the mismatch that each other pair also stores, summed over the sequences with the pair's log-probs."""
+"""Mismatch columns that each other pair stores again, summed only over sequences that have this pair's log-probs."""
 
 
 def whole_column_names(pair: Pair) -> tuple[str, ...]:

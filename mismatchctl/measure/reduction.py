@@ -1,4 +1,4 @@
-"""Reduce a batch to sums per group in one pass. A group contains sequences with the same step and `--by` values."""
+"""Reduce a batch to sums per group. A group contains the sequences with the same run, step and `--by` values."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class MeasurePlan:
     """Settings of one pass over a dump: corrections, breakdowns, and other measurements."""
 
     corrections: tuple[Correction, ...] = ()  # all are applied in the same pass
-    by: tuple[str, ...] = ()  # columns to break down by
+    by: tuple[str, ...] = ()  # the `--by` columns
     available_columns: frozenset[str] = frozenset()  # optional columns of the dump, which decide what can be measured
-    sequences: bool = False  # True to also return one row per sequence
+    sequences: bool = False  # True to also return a row per sequence, for `--sequences`
     kernel: Kernel = NUMPY_KERNEL  # computes the sums over tokens
-    # True to store more clusters per run, with all columns. By default, the tables are small enough for a file.
+    # True to store up to DETAILED_CAP clusters per run with all columns, instead of a small table for a file
     every_cluster: bool = False
     by_prompt: bool = False  # True if the dump has prompt ids, so that a prompt is one cluster over all steps
 
@@ -100,13 +100,13 @@ class MeasurePlan:
 
     @cached_property
     def row_columns(self) -> TableAxis:
-        """Return the columns that `--sequences` writes. All columns would take ten times the memory."""
+        """Return the columns that `--sequences` writes. To store all columns would take ten times the memory."""
         own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
         return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 
     @cached_property
     def sums(self) -> TableAxis:
-        """Return the columns of a cluster table: `sequence_columns`, and the LAYER_COLUMNS."""
+        """Return the sum columns of a cluster table: `sequence_columns`, with LAYER_COLUMNS at `layer_position`."""
         names = self.sequence_columns.names
         return TableAxis(
             (
@@ -140,7 +140,7 @@ class MeasurePlan:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums per group and per run. `+` merges them, which must happen in the order of the input."""
+    """Sums per group and per run. Add (`+`) the Sums of several batches in the order of the input."""
 
     cells: dict[tuple[str, CellKey], CellSums] = field(default_factory=dict)
     runs: dict[str, RunSums] = field(default_factory=dict)
@@ -183,7 +183,7 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
-    """Sort the sequences by group. Also return (run, key) of each group, and the bounds of the groups."""
+    """Return the batch sorted by group, (run, key) of each group, and where each group starts and the last ends."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)
@@ -201,7 +201,7 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenB
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:
-    """Raise an error if a `--by` column has too many values. Each takes as much memory as a run."""
+    """Raise an error if `--by` columns have too many values, because each value takes as much memory as a run."""
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
@@ -214,7 +214,7 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: In
     cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scope_hashes(batch, plan)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     filled, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
-    if len(filled) > MAX_ROWS:  # sorted by bucket, so that each part of the batch has few rows
+    if len(filled) > MAX_ROWS:  # sort by bucket, so that each part needs at most MAX_ROWS rows
         order = np.argsort(rows, kind="stable")
         batch, cells, clusters, scopes, buckets, rows = (
             batch.take(order), cells[order], clusters[order], scopes[order], buckets[order], rows[order],
@@ -252,7 +252,7 @@ def _reduce_blocks(
     worst: RunCollector,
     plan: MeasurePlan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
-    """Yield sums and maxima of each block by column. The collectors also receive its tokens."""
+    """Yield the sums and the maxima of each block, one array per column. Add its tokens to the collectors."""
     scored = {pair: batch.has_log_probs(*pair.policies) for pair in plan.pairs}
     some = {
         pair: _optional_pair_columns(pair, known, batch, places, collectors[pair.name], plan)
@@ -311,7 +311,7 @@ def _pair_column_names(pair: Pair) -> tuple[str, ...]:
 def _optional_pair_columns(
     pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
-    """Return the sums and the maxima. Sequences without the pair's log-probs have sums of 0."""
+    """Return the sums and the maxima of a pair. The sums are 0 for sequences without the pair's log-probs."""
     columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
     maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
     chosen = np.flatnonzero(known)
@@ -352,7 +352,7 @@ def scope_hashes(batch: TokenBatch, plan: MeasurePlan) -> Hashes:
 def _sequence_rows(
     batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, scopes: Hashes, found: Sequence[Float64s]
 ) -> dict[str, NDArray[Any]]:
-    """Return the columns that `--sequences` writes."""
+    """Return one row per sequence, for `--sequences`."""
     place = {
         "run": np.full(len(batch), run, object),
         "row": batch.rows,

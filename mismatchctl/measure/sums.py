@@ -1,4 +1,4 @@
-"""Sums of a run and of a group. A group contains sequences with the same step and `--by` values."""
+"""Sums over tokens, per run and per group. A group contains the sequences with the same step and `--by` values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
 GROUP_CAP = 4096
-"""Maximum number of clusters per group. If there are more, clusters with equal hash modulo this number are merged."""
+"""Maximum number of clusters per group. In a larger group, clusters are merged if `hash % GROUP_CAP` is equal."""
 OVERALL_CAP = 1024
 """Maximum number of rows in the cluster table of a run. A row contains the sums of one cluster in one step."""
 DETAILED_CAP = 1 << 14
@@ -40,7 +40,7 @@ DETAILED_CAP = 1 << 14
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
-    """Hash each value to 64 bits, equally on all machines. The number 5 and the text "5" have the same hash."""
+    """Hash each value to 64 bits, with the same result on all machines. The number 5 is hashed like the text "5"."""
     texts, codes = find_distinct(values)
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts.tolist())
     return np.frombuffer(digests, "<u8").astype(np.uint64)[codes]
@@ -56,7 +56,7 @@ def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
 
 
 def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
-    """Combine hashes with a salt (finalizer of splitmix64). Swapped arguments give another result."""
+    """Combine hashes with a salt (finalizer of splitmix64). Swapping the two arguments changes the result."""
     with np.errstate(over="ignore"):
         x = (hashes * np.uint64(0xD1342543DE82EF95) ^ salt) + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -65,7 +65,7 @@ def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
 
 
 def hash_content(columns: list[Float64s]) -> Hashes:
-    """Hash each row, to identify sequences without an id."""
+    """Hash each row of the columns. The hash replaces the id of sequences that have no id."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = mix_hashes(hashes, (column + 0.0).view(np.uint64))
@@ -75,12 +75,12 @@ def hash_content(columns: list[Float64s]) -> Hashes:
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """Merge two mappings. Values of a key in both mappings are added."""
+    """Merge two mappings. If both have a key, store `add(value in some, value in more)`."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
 ColumnSubject = str | int
-"""Owner of a column: a pair of policies (its name) or a correction (its index)."""
+"""Owner of a column: the name of a pair of policies, such as `drift`, or the index of a correction."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class TableAxis:
 
     @cached_property
     def _joint_names(self) -> dict[str, int]:
-        """Return positions by joint name. `drift_square` is the column `square` of the pair `drift`."""
+        """Map joint names to positions. `drift_square` is the joint name of the column `square` of the pair `drift`."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Find a column of `of`, else of the mismatch. Else `name` is a joint name such as `drift_square`."""
+        """Return the position of a column of `of`, else of the mismatch. Else, `name` must be a joint name."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
@@ -114,23 +114,23 @@ class TableAxis:
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums per cluster and scope. A scope is a micro-batch, or 0 if no weights are normalized per micro-batch."""
+    """Sums per cluster and scope. In the table of a group, scopes are micro-batches. In the table of a run, steps."""
 
     clusters: Hashes  # hash of the cluster of each row [R]
-    scopes: Hashes  # hash of the micro-batch of each row [R], 0 if it does not matter
+    scopes: Hashes  # hash of the micro-batch or step of each row [R], 0 if rows are not separated by scope
     sums: Float64s  # additive columns [R, K]
-    maxima: Float64s  # columns that merge by maximum [R, E]. A minimum is stored negated.
+    maxima: Float64s  # columns that contain maxima [R, E]. A minimum is stored as the maximum of negated values.
     is_folded: bool = False  # True if a row may contain several clusters
 
     @classmethod
     def from_rows(
         cls, clusters: Hashes, scopes: Hashes, sums: Float64s, maxima: Float64s, is_folded: bool = False
     ) -> ClusterTable:
-        """Build a table. Merge rows of the same cluster and scope in the given order."""
+        """Build a table. Rows with the same cluster and the same scope are added up in the given order."""
         if not len(clusters):
             return cls(clusters, scopes, sums, maxima, is_folded)
         order, first = _sort_rows(scopes, clusters)
-        if first.all():  # this makes columns contiguous
+        if first.all():  # the transposed copies keep each column contiguous in memory
             sums, maxima = sums.T.take(order, axis=1).T, maxima.T.take(order, axis=1).T
         else:
             starts = np.flatnonzero(first)
@@ -141,7 +141,7 @@ class ClusterTable:
 
     @classmethod
     def combine(cls, tables: Sequence[ClusterTable], scopes: Hashes | None = None) -> ClusterTable:
-        """Merge tables in the given order. If `scopes` are given, they replace the scopes of the rows."""
+        """Merge tables in the given order. `scopes`, one per row of all tables, replace the scopes of the tables."""
         clusters, own, sums, maxima = (
             np.concatenate([getattr(table, name) for table in tables])
             for name in ("clusters", "scopes", "sums", "maxima")
@@ -156,9 +156,9 @@ class ClusterTable:
         return len(self.clusters)
 
     def fold(self, cap: int) -> ClusterTable:
-        """Return a table with at most `cap` clusters. If there are more, merge clusters by hash."""
+        """Return a table with at most `cap` clusters. In a larger table, merge clusters with equal `hash % cap`."""
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
-            return self  # a folded table stays folded, so that equal clusters share a row
+            return self  # not for a folded table, because later additions may not be folded yet
         return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
     def merge_scopes(self) -> ClusterTable:
@@ -170,13 +170,13 @@ class ClusterTable:
         )
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """Merge clusters by hash, and set scopes to 0. With `by_prompt`, merge all rows of a prompt."""
+        """Merge rows by hash, and set scopes to 0. Hash cluster and scope, or with `by_prompt` only the cluster."""
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.from_rows(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 
 
 def _sort_rows(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
-    """Return the order that sorts rows by their keys. Flags mark the first sorted row of each key."""
+    """Return the order that sorts rows by `keys`, and a flag per sorted row: True if its keys are new."""
     order = np.lexsort(keys)
     new = np.zeros(len(order), np.bool_)
     new[:1] = True
@@ -186,7 +186,7 @@ def _sort_rows(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
 
 
 class BatchRows:
-    """Assigns each sequence of a batch to a row of the cluster tables: one row per group, cluster and scope."""
+    """Assigns each sequence to a row of a cluster table. Sequences of the same group, cluster and scope share a row."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
         order, new = _sort_rows(clusters, cells)
@@ -209,10 +209,10 @@ class BatchRows:
 
 
 class BatchTable(BatchRows):
-    """The cluster tables of all groups in a batch. Blocks of the batch must be added in order."""
+    """The cluster tables of all groups in a batch. `add` expects the blocks of the batch in their order."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Create empty tables. `cells` is the group of each sequence, ascending."""
+        """Create tables with `sums` + `maxima` columns. `cells` is the group index of each sequence, ascending."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -232,7 +232,7 @@ class BatchTable(BatchRows):
             largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
 
     def tables(self, cells: int, layers: Float64s, position: int) -> Iterator[ClusterTable]:
-        """Yield one table per group. The first column of `layers` gets the index `position`."""
+        """Yield one table per group, with the columns of `layers` inserted before the sum at `position`."""
         sums = np.concatenate([self._sums[:position], layers.T, self._sums[position:]])
         return self.split(cells, sums.T, self._maxima.T)
 
@@ -245,7 +245,7 @@ class PromptCounter:
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add a step. Return the change of two counts per prompt: prompts, and prompts without kept tokens."""
+        """Add a step. Return what each cluster adds to the number of prompts, and of prompts without kept tokens."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))
@@ -266,10 +266,10 @@ LabelValue = str | int | float | bool | None
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """Number the rows in the order of labels and keys. Equal rows get the same number."""
+    """Number the distinct combinations of label and keys in sorted order. Return the number of each row."""
     for values in keys:
         if values is not None and not _is_constant(values):
-            if values.dtype == object:  # no name equals "\0", which stands for None
+            if values.dtype == object:  # "\0" stands for None, because no name is "\0"
                 values = np.array(["\0" if value is None else str(value) for value in values])
             _, codes = find_distinct(values)
             _, labels = np.unique(labels * (codes.max(initial=0) + 1) + codes, return_inverse=True)
@@ -277,7 +277,7 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
 
 
 def _is_constant(values: NDArray[Any]) -> bool:
-    """Return True if a quick check shows that all values are equal."""
+    """Return True if all values are equal. The check is quick, and returns False for some equal values."""
     if not len(values):
         return True
     if values.dtype == object:
@@ -294,7 +294,7 @@ def to_plain_value(value: Any) -> LabelValue:
 
 
 def cluster_hashes(batch: TokenBatch) -> Hashes:
-    """Hash the prompt id of each sequence. If it is missing, hash the sequence id, or else the content."""
+    """Hash the prompt id of each sequence. Without it, hash the sequence id, or else the sums of its log-probs."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
         values = batch.columns.get(name)
@@ -313,7 +313,7 @@ def cluster_hashes(batch: TokenBatch) -> Hashes:
 
 
 def step_hash(step: LabelValue) -> np.uint64:
-    """Hash a step, to keep equal clusters of different steps apart."""
+    """Hash a step. The hash separates the rows that one cluster has in different steps."""
     hashed: np.uint64 = hash_values(np.array(["\0missing" if step is None else str(step)]))[0]
     return hashed
 
@@ -328,9 +328,9 @@ def step_hashes(batch: TokenBatch) -> Hashes:
 
 
 TAIL_VALUES = 4097
-"""Number of largest log ratios that are stored: a tail of 4,096, and the largest log ratio below the tail."""
+"""Number of largest log ratios that are stored for k-hat: up to 4,096 in the tail, and the next smaller one."""
 WORST_COUNT = 50
-"""Number of worst tokens, and of worst sequences, that are stored with their place in the dump."""
+"""Number of tokens, and of sequences, with the largest mismatch that are stored with their place in the dump."""
 
 
 def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
@@ -338,7 +338,7 @@ def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
 
 
 class LargestValues:
-    """Collects the TAIL_VALUES largest values of many blocks. Values below `threshold` are too small and left out."""
+    """Collects the TAIL_VALUES largest values of many blocks. Values below `threshold` cannot be among them."""
 
     def __init__(self) -> None:
         self._blocks: list[Float64s] = []
@@ -359,12 +359,12 @@ class LargestValues:
 
 @dataclass(frozen=True)
 class WorstRows:
-    """The WORST_COUNT tokens or sequences with the largest scores. If scores are equal, the earlier row comes first."""
+    """The WORST_COUNT tokens or sequences with the largest scores. Equal scores are in the order of the dump."""
 
-    score: Float64s = field(default_factory=lambda: np.zeros(0))  # ranking score [N], descending
-    # file, row and position [N, 3]
+    score: Float64s = field(default_factory=lambda: np.zeros(0))  # |log ratio| of the token or sequence [N], descending
+    # index of the file, row in the file, and token position [N, 3]
     place: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
-    fields: dict[str, NDArray[Any]] = field(default_factory=dict)  # descriptive columns by name [N]
+    fields: dict[str, NDArray[Any]] = field(default_factory=dict)  # columns to show in tables, such as `log_ratio` [N]
 
     @classmethod
     def rank(cls, score: Float64s, place: NDArray[np.int64], fields: dict[str, NDArray[Any]]) -> WorstRows:
@@ -393,19 +393,19 @@ def _worst_field(worst: WorstRows, name: str) -> NDArray[Any]:
 
 
 MAX_ROWS = 2 * BUCKETS
-"""Maximum number of rows in a kernel's tables, so that they fit the CPU cache. A row is for one group and bucket."""
+"""Maximum number of rows in PairTables, which then fit the CPU cache. There is a row per group and bucket."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """The number of tokens and their sum of K3 in each bin of the log ratio. Empty bins are left out."""
+    """The number of tokens and the sum of their K3 in each bin of the log ratio, without empty bins."""
 
-    # bucket * MAGNITUDE_BINS + magnitude bin, for each of these bins with a token [N], ascending
+    # bucket * MAGNITUDE_BINS + bin of |log ratio|, for each such pair that has tokens [N], ascending
     places: Ints
-    tokens: NDArray[np.int64]  # token count [N]
-    bins: Ints  # signed bins with a token [B], ascending
-    counts: NDArray[np.int64]  # token count [B]
-    k3: Float64s  # sum of K3 [B]
+    tokens: NDArray[np.int64]  # number of tokens at each of `places` [N]
+    bins: Ints  # bins of the log ratio that have tokens [B], ascending
+    counts: NDArray[np.int64]  # number of tokens in each of `bins` [B]
+    k3: Float64s  # sum of their K3 [B]
 
     def __add__(self, other: Histogram) -> Histogram:
         return Histogram.combine([self, other])
@@ -425,15 +425,15 @@ class Histogram:
         )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
-        """Return the number of tokens and the sum of K3 in each of the SIGNED_BINS."""
+        """Return the number of tokens and the sum of K3 in each bin of the log ratio, [SIGNED_BINS]."""
         tokens, k3 = np.zeros(SIGNED_BINS, np.int64), np.zeros(SIGNED_BINS)
         tokens[self.bins], k3[self.bins] = self.counts, self.k3
         return tokens, k3
 
     def by_bucket(self) -> tuple[Ints, Float64s]:
-        """Return the M filled magnitude bins, and token counts [B, M] for the B filled buckets."""
+        """Return the M bins of |log ratio| with tokens, and token counts [B, M] of the B buckets with tokens."""
         starts = np.arange(BUCKETS + 1) * MAGNITUDE_BINS
-        sizes = np.diff(np.searchsorted(self.places, starts))  # sorted, so no division is needed
+        sizes = np.diff(np.searchsorted(self.places, starts))  # a search in sorted places is faster than a division
         buckets, held = np.flatnonzero(sizes), np.zeros(MAGNITUDE_BINS, np.bool_)
         held[magnitude_bin(self.bins)] = True
         filled, column = np.flatnonzero(held), np.cumsum(held) - 1
@@ -445,7 +445,7 @@ class Histogram:
 
 
 def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
-    """Merge several (positions, columns). Add values at the same position."""
+    """Merge several tuples (positions, column, ...). Values of a column at equal positions are added."""
     places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
     order = np.argsort(places, kind="stable")
     places = places[order]
@@ -455,7 +455,7 @@ def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
 
 def read_histograms(tables: PairTables) -> list[Histogram]:
     tokens, sums = tables.tokens.reshape(-1), tables.sums.reshape(-1, 2)
-    places, signed = np.flatnonzero(tokens != 0), np.flatnonzero(sums[:, 0] != 0)  # five times as fast on flags
+    places, signed = np.flatnonzero(tokens != 0), np.flatnonzero(sums[:, 0] != 0)  # five times as fast with `!= 0`
     number, (counts, k3) = tokens[places].astype(np.int64), sums.take(signed, axis=0).T
     cells, last = np.arange(len(tables.numbers)), np.append(np.diff(tables.cells) != 0, True)
     by_row = np.searchsorted(places, np.arange(len(tables.cells) + 1) * MAGNITUDE_BINS)
@@ -474,9 +474,9 @@ def read_histograms(tables: PairTables) -> list[Histogram]:
 class PairSums:
     """The histogram of log ratios of a pair of policies, and their largest log ratios."""
 
-    histogram: Histogram  # tokens by bucket of the cluster, tokens and K3 by signed log ratio
-    token_tail: Float64s  # largest token log ratios
-    sequence_tail: Float64s  # largest log ratios of whole sequences
+    histogram: Histogram  # tokens by bucket and |log ratio|, tokens and K3 by log ratio
+    token_tail: Float64s  # largest log ratios of tokens, at most TAIL_VALUES, ascending
+    sequence_tail: Float64s  # largest sums of log ratios over a sequence, likewise
 
     def __add__(self, other: PairSums) -> PairSums:
         return PairSums.combine([self, other])
@@ -500,7 +500,7 @@ class PairCollector:
     def reduce(
         self, ratios: Ratios, position: Ints | None, places: SequencePlaces, run: RunTables | None = None
     ) -> tuple[Float64s, Float64s]:
-        """Return the result of `Kernel.reduce_tokens`, and collect the largest log ratios."""
+        """Return the result of `Kernel.reduce_tokens`, and collect the largest log ratios of each group."""
         sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)
         cells = self._tables.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
@@ -512,7 +512,7 @@ class PairCollector:
         known, segments = self._tokens[cell], ratios.segments
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold
-        if threshold == -np.inf and last - first > TAIL_VALUES:  # the histogram gives a lower bound of the tail
+        if threshold == -np.inf and last - first > TAIL_VALUES:  # the histogram gives a lower bound
             threshold = value_at_rank(self._tables.sums[cell, :, 0], TAIL_VALUES)
         if threshold == -np.inf:
             found = np.arange(first, last)
@@ -559,10 +559,10 @@ class CellSums:
 class RunSums:
     """Sums that are stored per run, but not per step."""
 
-    # breakdowns, joint: see RunTables
+    # breakdowns and joint are the fields of RunTables
     breakdowns: dict[str, Float64s] = field(default_factory=dict)
     joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT_CELLS, JOINT_CELLS), np.int64))
-    # tokens, sequences: the worst rows with their positions
+    # the worst tokens and the worst sequences
     tokens: WorstRows = field(default_factory=WorstRows)
     sequences: WorstRows = field(default_factory=WorstRows)
 
@@ -576,7 +576,7 @@ class RunSums:
 
 
 class RunCollector:
-    """Computes the RunSums of one run. The kernel adds tokens to `tables`."""
+    """Computes the RunSums of one run. Kernels add the tokens of its blocks to `tables`."""
 
     def __init__(self, kernel: Kernel, clusters: int) -> None:
         self._kernel = kernel
@@ -601,12 +601,12 @@ class RunCollector:
 
 def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, threshold: float) -> WorstRows:
     peak = np.maximum(ratios.max_log_ratio, -ratios.min_log_ratio)
-    needed = max(threshold, _lowest_worst_score(peak))  # each of these sequences has a token with at least this score
+    needed = max(threshold, _lowest_worst_score(peak))  # WORST_COUNT sequences have a token with this score
     candidates = np.flatnonzero((peak > 0) & (peak >= needed))
     found = kernel.find_outside(ratios, candidates, -needed, needed)
     log_ratio = ratios.log_ratio_at(found)
     size = np.abs(log_ratio)
-    worst = (size > 0) & (size >= _lowest_worst_score(size))  # few sequences may have many more tokens than needed
+    worst = (size > 0) & (size >= _lowest_worst_score(size))  # a sequence may contain many worst tokens
     found, log_ratio = found[worst], log_ratio[worst]
     sequence = np.searchsorted(batch.segments.offsets, found, side="right") - 1
     token = found - batch.segments.offsets[sequence]
@@ -623,7 +623,7 @@ def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, thresh
 
 
 def _lowest_worst_score(scores: Float64s) -> float:
-    """Return the lowest of the WORST_COUNT largest scores, or 0 if there are no other scores."""
+    """Return the lowest of the WORST_COUNT largest scores, or 0 if there are at most WORST_COUNT scores."""
     return float(largest_values(scores, WORST_COUNT).min()) if len(scores) > WORST_COUNT else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Sums and metrics of families. A family contains corrections with the same rules but different bounds."""
+"""Sums and metrics of families. The corrections of a family have the same rules but different bounds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from mismatchctl.measure.sums import (
 )
 
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
-"""Maximum tokens per block, and values per block and column. Small blocks fit the CPU cache, large ones suit numpy."""
+"""Maximum number of tokens in a block, and of values in one of its columns. Larger blocks do not fit the CPU cache."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 """Minimum number of sequences per block, unless a column would then have more than MOST_VALUES values (8 MiB)."""
 
@@ -66,7 +66,7 @@ FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 def block_columns(
     family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
 ) -> BlockColumns:
-    if not family.is_binned:  # a single point, as in `analyze`
+    if not family.is_binned:  # its single point is evaluated as in `analyze`
         columns, maxima = correction_columns(family.correction, ratios, ratios["train/rollout"].k3_sum, batch)
         trivial = (-1, *(1,) * len(family.grid))
         return BlockColumns(
@@ -76,7 +76,7 @@ def block_columns(
         )
     binned = _BinnedPoints(family, ratios, batch, parts)
     passing, made, flags = binned.passing(), binned.made, binned.made.flags
-    if flags is not None:  # empty sequences are counted elsewhere
+    if flags is not None:  # correct because `batch` contains no empty sequences
         one = np.ones_like(binned.length)
         made.failing = {"touched": one, "emptied": one} | ({"counted": binned.length} if binned.zeroes else {})
     for column in list_columns(family.correction, losses=False):
@@ -159,7 +159,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return 1.0 for sequences that all sequence gates keep, else 0.0. Also record rejected tokens."""
+        """Return 1.0 for sequences that all gates on sequences keep, else 0.0. Store rejected tokens in `rejected`."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -276,12 +276,12 @@ class _BinnedPoints:
             "squared_raw_weight_excess": self.made.summed["ee"].sum(axis=1, keepdims=True),
             "weight_low": self._along_weights(bounds.watched.below.sums(self.parts.sum(watched))),
         }
-        return {"squared_kept_weight": self.length}  # a placeholder, which no column uses
+        return {"squared_kept_weight": self.length}  # a placeholder: this column is computed from `terms`
 
     def _add_term(
         self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
     ) -> None:
-        """Add a term to the column `name`. `powers` are the exponents in `WeightBounds.factor`."""
+        """Add the column `term` to the terms of column `name`. `powers` are the exponents in `WeightBounds.factor`."""
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
@@ -342,7 +342,7 @@ def evaluate_metrics(
 def standard_errors(
     metrics: Iterable[Metric], totals: Arrays, rows: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Compute standard errors by the delta method. `rows` are sums per cluster, `totals` over all clusters."""
+    """Compute standard errors by the delta method. `rows` are sums per cluster, `totals` are sums over all clusters."""
     clusters, found = int(np.count_nonzero(rows["tokens"])), {}
     factor = clusters / (clusters - 1) if clusters > 1 else np.nan
     with np.errstate(all="ignore"):
@@ -356,8 +356,8 @@ def standard_errors(
 class FamilySums:
     """Sums of one family in one group. A group contains sequences with the same step and `--by` values."""
 
-    totals: ClusterTable  # all columns: one row per micro-batch if weights are normalized, else one
-    rows: tuple[ClusterTable, ...]  # columns stored by cluster, in parts that are not merged yet
+    totals: ClusterTable  # all columns, in one row or (with micro-batches) a row per micro-batch
+    rows: tuple[ClusterTable, ...]  # columns by cluster, in tables that `merged` adds up
 
     @property
     def merged(self) -> ClusterTable:
@@ -368,7 +368,7 @@ class FamilySums:
         return self.totals.sums.size + sum(table.sums.size for table in self.rows)
 
     def __add__(self, other: FamilySums) -> FamilySums:
-        """Add the sums of two batches. To save time, `rows` are only merged after many rows were added."""
+        """Add the sums of two batches. To save time, `rows` are not merged until there are many new rows."""
         first, *more = rows = self.rows + other.rows
         if 2 * sum(map(len, more)) > len(first):
             rows = (merge_tables(rows, GROUP_CAP),)
@@ -458,16 +458,16 @@ class _FamilyTable:
 class ClosedFamily:
     """Final sums of one family in one group, with normalized weights and merged micro-batches."""
 
-    # totals, maxima: columns at each point of the grid [1, ...]
+    # name -> column, with a value per point of the grid [1, ...]
     totals: Arrays
     maxima: Arrays
-    rows: ClusterTable  # columns stored by cluster
+    rows: ClusterTable  # columns by cluster, with R rows
     counted: Bools  # True if the row is a single cluster with a token [R]
-    emptied: Bools  # True if the correction rejects the whole cluster, along the grid [R, ...]
+    emptied: Bools  # True if a correction (a point of the grid) rejects all of the cluster [R, ...]
 
 
 def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
-    """Return the number that divides the weights of each micro-batch, if weights are normalized."""
+    """Return the divisors that normalize the weights of each micro-batch, or None without normalization."""
     rule, table = family.correction.weight, group.totals
     if rule is None or rule.normalize == "none":
         return None
@@ -510,14 +510,14 @@ def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors
 class FamilyRunSums:
     """Final sums of one family over a run, or over the sequences with one value of a `--by` column."""
 
-    # totals, maxima: columns at each point of the grid [1, ...]
+    # name -> column, with a value per point of the grid [1, ...]
     totals: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)
-    rows: list[ClusterTable] = field(default_factory=list)  # columns stored by cluster, in parts
-    prompts: PromptCounter | None = None  # prompts so far, if the dump has prompt ids
+    rows: list[ClusterTable] = field(default_factory=list)  # columns by cluster, in several tables
+    prompts: PromptCounter | None = None  # counts prompts, None without prompt ids
 
     def add(self, closed: ClosedFamily, salt: np.uint64) -> None:
-        """Add the sums of a step. A prompt that was in an earlier step is not counted again."""
+        """Add the sums of a step with the hash `salt`. Prompts of earlier steps are not counted again."""
         totals, rows = closed.totals, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salt))

@@ -1,4 +1,4 @@
-"""Families of corrections (same rules, different bounds), and sums over bins between the bounds."""
+"""Families of corrections (same rules, different bounds), evaluated from sums over the bins between their bounds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class BlockParts:
-    """Assigns each sequence of a block to a part, which is a micro-batch or a cluster."""
+    """Divides the sequences of a block into parts, which are micro-batches or clusters."""
 
     index: Ints  # part of each sequence [S]
     count: int  # number of parts, each with at least one sequence
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Make one part per distinct value in `rows`. Also return the value of each part."""
+        """Make one part of the sequences with equal `rows` (rows of a table). Also return the row of each part."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -46,7 +46,7 @@ class BlockParts:
 
     @cached_property
     def by_size(self) -> list[tuple[Ints, Ints | slice]]:
-        """Return (parts, their sequences) for each size. The size is the number of sequences in a part."""
+        """Group the parts by their number of sequences. Return (parts, their sequences) of each group."""
         sizes = np.diff(self.firsts, append=len(self.index))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
@@ -62,19 +62,19 @@ class BlockParts:
 
 
 def as_slice(places: Ints) -> Ints | slice:
-    """Return adjacent indices as a slice, which avoids a copy."""
+    """Replace adjacent indices by a slice, because numpy copies no data for a slice."""
     adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
     return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
 
 
 @dataclass(frozen=True)
 class Term:
-    """One term of a sum: the column `name`, summed over intervals of bins, times a factor."""
+    """Part of a column that is a sum: the column `name`, summed over intervals of bins, times a factor."""
 
     name: str
-    runs: BinIntervals | None = None  # intervals that the bins are summed over
-    axis: int = 1  # axis of the bins
-    factor: Float64s | None = None  # factor of each weight rule [W, 1, ...]
+    runs: BinIntervals | None = None  # intervals of bins to sum over, None without bins
+    axis: int = 1  # axis of the bins in the column
+    factor: Float64s | None = None  # by variant of the weight rule [W, 1, ...], None for 1
 
 
 @dataclass
@@ -82,21 +82,21 @@ class BlockColumns:
     """The columns of one block for all corrections of a family (the points of its grid)."""
 
     parts: BlockParts  # the micro-batches of the block
-    # sequences that pass the gates on whole sequences [S, 1, ..., variants]. Default: all sequences.
+    # 1 for a sequence that all gates on sequences keep, else 0 [S, 1, ..., variants]. None if all sequences are kept.
     flags: Float64s | None = None
-    passing: Arrays = field(default_factory=dict)  # columns by name for sequences that pass
-    failing: Arrays = field(default_factory=dict)  # nonzero columns for sequences that do not pass
-    fixed: Arrays = field(default_factory=dict)  # columns that do not depend on the gates
-    # columns that are not stored by cluster, summed over each part [parts, ...]
+    passing: Arrays = field(default_factory=dict)  # name -> column, for sequences with flag 1
+    failing: Arrays = field(default_factory=dict)  # the same for sequences with flag 0, if not zero
+    fixed: Arrays = field(default_factory=dict)  # name -> column that does not depend on the gates
+    # name -> column that is already summed over each part [parts, ...], because it is not stored by cluster
     summed: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)  # maxima of each part [parts, weights, 1, ...]
-    # for each axis of the grid: the index of each variant in the columns. None if each variant has its own entry.
+    # per axis of the grid: the entry of the columns that each variant uses, or None if each has its own entry
     variants: Sequence[Ints | None] = ()
-    # columns that are sums of others
+    # name -> terms, for columns that are sums of other columns
     terms: dict[str, list[Term]] = field(default_factory=dict)
 
     def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
-        """Return a column at each grid point. `sums` contains the column, or the columns of its terms."""
+        """Return the column `name` at each point of the grid. `sums` contains the column, or its terms."""
         if name not in self.terms:
             return self._at_points(sums[name])
         parts = []
@@ -113,7 +113,7 @@ class BlockColumns:
         return sums
 
     def totals(self, known: Arrays, within: BlockParts) -> Arrays:
-        """Sum each column per micro-batch. `within` gives the micro-batch of each cluster in `known`."""
+        """Sum each column per micro-batch. `known` has sums by cluster. `within` maps clusters to micro-batches."""
         rest = [name for name in (*self.passing, *self.fixed) if name not in known]
         return {name: within.sum(sums) for name, sums in known.items()} | self.sum_by(rest, self.parts) | self.summed
 
@@ -133,7 +133,7 @@ class BlockColumns:
 
 
 def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
-    """Multiply the columns by the flags, and sum them over the sequences of each part."""
+    """Multiply the columns by the flags, and sum the products over the sequences of each part."""
     alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
     for name, values in columns.items():
         alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
@@ -155,25 +155,25 @@ def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite
                 sums[own] = tall.swapaxes(1, 2) @ some
                 continue
             for part, each, passes in zip(own, tall[..., None], some[:, :, None], strict=True):
-                # 0 times an infinite K3 counts as 0.
+                # A flag of 0 gives 0, also for an infinite K3 (0 * inf would be NaN).
                 sums[part] = np.where(passes == 0, 0.0, each * passes).sum(axis=0)
     return sums
 
 
 _SAMPLE_SIZE = 64
-SMALL_WEIGHT = -3.0  # log of the weight below which sums of w - 1 and its square lose digits of w^2
+SMALL_WEIGHT = -3.0  # log of the weight below which w^2 loses digits if computed from sums of w - 1 and (w - 1)^2
 
 
 @dataclass(frozen=True)
 class BinIntervals:
-    """Intervals of adjacent bins. Interval i contains the bins starts[i] to stops[i] - 1."""
+    """Several intervals of adjacent bins. Interval i contains the bins starts[i] to stops[i] - 1."""
 
     starts: Ints
     stops: Ints
 
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
-        """Return (pivot, intervals) for groups of intervals with starts <= pivot <= stops."""
+        """Group intervals that share a bin edge, the pivot: starts <= pivot <= stops. Return (pivot, intervals)."""
         left = np.flatnonzero(self.starts < self.stops)
         found = []
         while len(left):
@@ -184,7 +184,7 @@ class BinIntervals:
         return found
 
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
-        """Sum `table` along `axis` over each interval. Differences of cumulative sums would be less exact."""
+        """Sum `table` along `axis` over each interval. Sums from a pivot are more exact than differences."""
         table = np.moveaxis(table, axis, -1)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
@@ -214,8 +214,8 @@ def _take_entries(values: Float64s, places: Ints) -> Float64s:
 class IntervalVariants:
     """Several intervals of one quantity, such as the values that each variant of a gate keeps."""
 
-    edges: Float64s  # ascending. The bin of a value is the number of edges that are not above the value.
-    inside: BinIntervals  # bins of each variant's interval
+    edges: Float64s  # ascending. The bin of a value is the number of edges <= value.
+    inside: BinIntervals  # the bins inside of the interval of each variant
 
     @classmethod
     def from_bounds(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
@@ -253,7 +253,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Keep only `bins`, and merge equal intervals. Also return the new index of each interval and bin."""
+        """Remove bins that are not in `bins`, and merge equal intervals. Also return the new indices of both."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
@@ -275,20 +275,20 @@ def _exclusive_bound(bound: float) -> float:
 
 
 class WeightBounds:
-    """The bounds of several weight rules. `low` and `high` replace weights outside of the bounds."""
+    """The bounds of several weight rules. `low` replaces weights below the bounds, `high` replaces weights above."""
 
     def __init__(self, rules: Sequence[Weight]) -> None:
         bounds = np.array([rule.bounds for rule in rules])
         watched = np.array([rule.watch_low or rule.bounds[0] for rule in rules])
         highs = np.array([_exclusive_bound(high) for high in bounds[:, 1]])
-        none, unbounded = np.full(len(rules), np.nan), -np.inf  # weights are never negative
+        none, unbounded = np.full(len(rules), np.nan), -np.inf  # a lower bound of 0 is no bound
         self.thresholds = IntervalVariants.from_bounds(np.where(bounds[:, 0] > 0, bounds[:, 0], unbounded), highs)
         self.watched = IntervalVariants.from_bounds(np.where(watched > 0, watched, unbounded), none)
         self.zeroes = np.array([rule.zero is not None for rule in rules])
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
     def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
-        """Return the largest and the negated smallest weight per part, before and after applying bounds."""
+        """Return the largest and the negated smallest weight per part, before and after weights are bounded."""
         ratios = weights.ratios
         ends = -parts.largest(-ratios.min_log_ratio), parts.largest(ratios.max_log_ratio)
         low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
@@ -325,12 +325,12 @@ class WeightBounds:
 
 @dataclass(frozen=True)
 class TokenBins:
-    """The bin of each token. To save time, only tokens that are not in the most common bin are stored."""
+    """The bin of each token. To save time, tokens in the bin `common` are not stored."""
 
     thresholds: IntervalVariants
-    common: int  # bin of most tokens
-    found: Ints  # tokens in other bins [F]
-    bins: Ints  # their bins [F]
+    common: int  # the most frequent bin in a sample of the tokens
+    found: Ints  # indices of the tokens in other bins [F]
+    bins: Ints  # bins of these tokens [F]
 
     @classmethod
     def find(cls, values: Float64s, thresholds: IntervalVariants) -> TokenBins:
@@ -375,14 +375,14 @@ def sum_token_table(
 
 
 _MOST_CELLS = 1 << 14
-"""Maximum number of combinations of bins. If a family has more, its corrections are evaluated one by one."""
+"""Maximum number of combinations of bins per family. The corrections of a larger family are evaluated singly."""
 
 
 @dataclass(frozen=True)
 class CorrectionGrid:
-    """The corrections of a sweep. Each correction combines one variant of the weight rule and one of each gate."""
+    """The corrections of a sweep. Each combines one variant of the weight rule with one variant of each gate."""
 
-    base: Correction  # a correction. The other corrections differ from it only in their rules.
+    base: Correction  # one of the corrections. The others differ only in `weight` and `gates`.
     weights: tuple[Weight | None, ...]  # variants of the weight rule
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate
     places: Ints  # index of the weight's variant and of each gate's variant at each point [1 + gates, P]
@@ -394,9 +394,9 @@ class CorrectionGrid:
 
 
 SHARED_COLUMNS = ("tokens", "sequences")
-"""Columns that every table has, and that do not depend on the correction."""
+"""Columns in every table. Their values do not depend on the correction."""
 EMPTY_COLUMN = "empty_sequences"
-"""Column of the tables `totals` with the number of sequences without tokens."""
+"""Column with the number of sequences without tokens, only in `FamilySums.totals`."""
 CLUSTER_COLUMNS = (
     "kept", "touched", "weight_excess", "kept_excess", "squared_kept_weight", "sequence_weight",
     "squared_sequence_weight",
@@ -405,7 +405,7 @@ CLUSTER_COLUMNS = (
 
 
 class GridLayout:
-    """Flattens arrays that have the axes of a grid, and places them in the columns of one table."""
+    """Stores arrays that have the axes of a grid as columns of one table: flattened, one after the other."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
@@ -418,7 +418,7 @@ class GridLayout:
 
 
 class GridLayouts(NamedTuple):
-    """The layouts of a family's three tables: sums, maxima, and sums by cluster."""
+    """The layouts of the three tables of a family: sums, maxima, and sums by cluster."""
 
     totals: GridLayout
     maxima: GridLayout
@@ -430,11 +430,11 @@ class CorrectionFamily:
     """Corrections with the same rules and different bounds. The grid combines all variants of all rules."""
 
     weights: tuple[Weight | None, ...]  # variants of the weight rule. A single None if every weight is 1.
-    gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in order
-    order: tuple[int, ...]  # gate numbers in the order of the grid's axes: gates on tokens first
-    points: Ints  # indices of the points in the study
-    places: Ints  # indices of the points in the flattened grid
-    correction: Correction  # the first correction
+    gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in the order of `correction.gates`
+    order: tuple[int, ...]  # gate indices in the order of the axes: gates on tokens first
+    points: Ints  # indices of its points in the CorrectionGrid
+    places: Ints  # indices of these points in the flattened grid of the family
+    correction: Correction  # the correction at the first point
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -468,7 +468,7 @@ class CorrectionFamily:
 
     @cached_property
     def cells(self) -> int:
-        """Return the number of combinations of bins, with one bin per rule."""
+        """Return the number of combinations of bins (one bin per rule on tokens)."""
         weight, rules = self.correction.weight, list(self.thresholds[: self.token_gates])
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
@@ -476,7 +476,7 @@ class CorrectionFamily:
 
     @property
     def width(self) -> int:
-        """Return the largest number of values per sequence in a column."""
+        """Return the largest number of values that a column can have per sequence."""
         return max(math.prod(self.grid), self.cells if self.is_binned else 1)
 
     @cached_property
@@ -489,7 +489,7 @@ class CorrectionFamily:
 
     @cached_property
     def veto(self) -> int | None:
-        """Return the position of the first veto in `order`, if there is a veto."""
+        """Return the index of the first veto in `order`, or None without a veto."""
         first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
         return None if first is None else self.order.index(first)
 
@@ -541,7 +541,7 @@ def _weight_kind(weight: Weight | None) -> Hashable:
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Return True if sums over bins are enough to evaluate a family. No gate may use another gate's result."""
+    """Return True if sums over bins suffice for a family. They do not if a gate uses the result of another gate."""
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:
         return False

@@ -1,4 +1,4 @@
-"""Kernels, which compute sums over tokens in numpy, in compiled loops or on a GPU."""
+"""Kernels compute sums over tokens: in numpy, in compiled loops or on a GPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mismatchctl.io.stores import first_error_line
 from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel
 
 MIN_COMPILED_TOKENS = 2_000_000
-"""Dumps with at least this number of tokens use the compiled kernel. It saves 40% of the time and loads in 0.05 s."""
+"""Dumps with at least this number of tokens use the compiled kernel. It saves 40% of the time but loads in 0.05 s."""
 MIN_DEVICE_TOKENS = 1_000_000_000
 """Dumps with at least this number of tokens use a GPU, which saves about 15 ns per token and takes 5 s to start."""
 Device = Literal["auto", "cpu", "cuda"]
 
 
 def find_devices() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, and a message for users that explains why there is no GPU."""
+    """Return the names of the GPUs, and the message that users see if there is none."""
     try:
         import torch
 

@@ -23,23 +23,23 @@ search_sequences = CompiledLoop(_LOOPS, "search_sequences")
 _NO_PLACES, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0)
 _NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES, _NO_PLACES)
 _SEARCH_BUFFER_SIZE = 1 << 14
-"""Number of tokens that a search can find at first. If there are more, the search is repeated with a larger buffer."""
+"""Size of the first search buffer, in tokens. If the search finds more tokens, it is repeated with a larger buffer."""
 
 
 def _row_property(name: str, *places: int) -> Any:
-    """Return a property that reads one entry of an attribute, such as `sums[0][3]`."""
+    """Return a property that reads one entry of the attribute `name`, such as `sums[0][3]`."""
     return property(lambda ratios: reduce(getitem, places, getattr(ratios, name)))
 
 
 class CompiledRatios(Ratios):
-    """Ratios that compute all per-token terms in one compiled loop, when the first term is used."""
+    """Ratios with compiled loops. When the first term (such as K3 per token) is read, one loop computes all terms."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         super().__init__(_to_loop_array(policy), _to_loop_array(reference), segments)
 
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
-        """Return sums and maxima per sequence. All valid tokens of a sequence count as adjacent."""
+        """Return the TOKEN_SUMS and TOKEN_MAXIMA per sequence, as if no masked token were between valid tokens."""
         first = np.zeros(len(self.segments), np.int64)
         return COMPILED_KERNEL.reduce_tokens(self, None, SequencePlaces(first, first, first), _NO_PAIR)
 
@@ -96,7 +96,7 @@ class CompiledKernel(Kernel):
         pair: PairTables,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """See `Kernel.reduce_tokens`. Tables without rows are skipped."""
+        """See `Kernel.reduce_tokens`. If `pair` has no rows, only the sums and maxima are computed."""
         assert isinstance(ratios, CompiledRatios)
         sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
         maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)

@@ -1,4 +1,4 @@
-"""The kernel for GPUs, which copies blocks to the GPU and reduces them there with torch."""
+"""The kernel for GPUs. It copies blocks of tokens to the GPU, and computes the sums there with torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mismatchctl.measure.kernels.kernel import Kernel
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy values to a GPU without waiting for the copy to end. Page-locked memory makes this possible."""
+    """Start to copy values to a GPU, and do not wait for the end. Only page-locked memory allows this."""
     buffer = torch.empty(values.shape, dtype=_torch_dtype(values.dtype), pin_memory=device.type == "cuda")
     np.copyto(buffer.numpy(), values)
     return buffer.to(device, non_blocking=True)
@@ -39,7 +39,7 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
 
 
 class DeviceArray(NDArrayOperatorsMixin):
-    """An array with one value per token on a GPU, for use in numpy functions."""
+    """An array on a GPU with one value per token. The numpy functions that this package uses accept it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -69,7 +69,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return len(self.tensor)
 
     def __getitem__(self, tokens: Ints | DeviceArray) -> NDArray[Any] | DeviceArray:
-        """Select values by index. Indices on the CPU give a numpy array. Indices on the GPU give a DeviceArray."""
+        """Select values by index. Return a numpy array for a numpy index, and a DeviceArray for a DeviceArray."""
         if isinstance(tokens, DeviceArray):
             return DeviceArray(self.tensor[tokens.tensor])
         return to_host(self.tensor[to_device(tokens, self.tensor.device)])
@@ -101,7 +101,7 @@ def _to_operand(value: Any) -> Any:
 
 
 def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
-    """Select values like `np.where`. Two plain numbers give float64."""
+    """Select values like `np.where`. If `one` and `other` are plain numbers, the result is float64, as in numpy."""
     if not isinstance(one, Tensor) and not isinstance(other, Tensor):
         one = torch.as_tensor(one, dtype=torch.float64, device=condition.device)
     return torch.where(condition, one, other)
@@ -132,7 +132,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class DeviceSegments(Segments):
-    """Segments with per-token values on a GPU and per-segment values in numpy."""
+    """Segments whose per-token arrays are on a GPU. Per-segment arrays are numpy arrays."""
 
     device: torch.device
 
@@ -159,7 +159,7 @@ _REDUCTIONS: dict[Any, str] = {np.add: "sum", np.minimum: "min", np.maximum: "ma
 
 
 def reduce_segments(values: Tensor, reduction: str, lengths: Tensor, empty: float = 0.0) -> Tensor:
-    """Return the sum, minimum or maximum of each segment in float64. Sums are reproducible."""
+    """Return the sum, minimum or maximum of each segment in float64. Repeated calls give identical sums."""
     doubles = values.to(torch.float64)
     reduced: Tensor = torch.segment_reduce(doubles, reduction, lengths=lengths, initial=empty, unsafe=True)  # type: ignore[no-untyped-call, unused-ignore]
     return reduced
@@ -175,7 +175,7 @@ def to_tensor(values: NDArray[Any]) -> Tensor:
 
 
 BLOCK_TOKENS = 1 << 20
-"""Tokens per block, enough to keep a GPU busy. A thread needs 150 MB of GPU memory, 350 MB with current log-probs."""
+"""Tokens per block. Each thread needs 150 MB of GPU memory, or 350 MB if the dump has current log-probs."""
 
 
 def accelerators() -> tuple[str, ...]:
@@ -199,14 +199,14 @@ class DeviceKernel(Kernel):
             return None if values is None else to_device_array(to_device(values, device))
 
         names = ("rollout", "train", "current", "position", "advantages")
-        # The copies of a thread overlap the arithmetic of other threads.
+        # In its own stream, a thread can copy while other threads compute.
         with torch.cuda.stream(_DEVICE_THREAD.stream(device)):
             for start, block in batch.blocks(BLOCK_TOKENS):
                 copied = {name: copy(getattr(block, name)) for name in names}
                 yield start, replace(block, segments=DeviceSegments(block.segments.offsets, device), **copied)
 
     def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
-        """See `Kernel.add_by_bin`. Tokens are sorted first, so that sums are reproducible."""
+        """See `Kernel.add_by_bin`. Tokens are sorted by bin, so that repeated calls give identical sums."""
         bin_of = to_tensor(where)
         counts = torch.bincount(bin_of, minlength=len(table))
         order = torch.argsort(bin_of, stable=True) if columns else None
@@ -222,7 +222,7 @@ class DeviceKernel(Kernel):
 
 
 class _DeviceThread(threading.local):
-    """State of a thread: a number that selects the thread's GPU, and its CUDA streams."""
+    """State of a thread: `turn`, the number that selects the thread's GPU, and its CUDA streams."""
 
     _turns = itertools.count()
 

@@ -1,4 +1,4 @@
-"""The kernel that computes sums over tokens in numpy. Other kernels are subclasses that replace its slow parts."""
+"""The numpy kernel, and the tables to which kernels add tokens. Other kernels are subclasses of the numpy kernel."""
 
 from __future__ import annotations
 
@@ -16,80 +16,80 @@ from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS
 from mismatchctl.core.ratios import Ratios
 
 BUCKETS = 64
-"""Number of buckets of clusters, assigned by hash. Differences between buckets give the intervals of quantiles."""
+"""Each cluster belongs to one of BUCKETS buckets, by hash. The spread between buckets gives intervals of quantiles."""
 JOINT_CELLS = 128
-"""The joint histogram of rollout and train probability has this number of cells along each axis."""
+"""Number of cells per axis of the joint histogram of rollout probability and train probability."""
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
-"""Breakdown of K3 -> its bins."""
+"""Maps each quantity that K3 is broken down by to its bins."""
 
 BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
-"""Number of sums per bin, and the breakdowns that have two more sums per bin (see `RunTables.breakdowns`)."""
+"""Number of sums in each bin, and the breakdowns with two additional sums per bin (see `RunTables.breakdowns`)."""
 
 
 class PairTables:
-    """Tables of token counts and K3 by log ratio, for a pair of policies. Each row is for one group and one bucket."""
+    """Token counts and K3 by log ratio, for a pair of policies. Row i is for `cells[i]` (a group) and `buckets[i]`."""
 
     def __init__(self, cells: Ints | None = None, buckets: Ints | None = None) -> None:
         cells = np.zeros(BUCKETS, np.int64) if cells is None else cells
-        # group numbers, and the index of each row's group
+        # from here on, `self.cells` contains indices into the group numbers `self.numbers`
         self.numbers, self.cells = np.unique(cells, return_inverse=True)
         self.buckets = np.arange(BUCKETS) if buckets is None else buckets
-        self.tokens = np.zeros((len(cells), MAGNITUDE_BINS), np.int32)  # by row and magnitude of the log ratio
-        self.sums = np.zeros((len(self.numbers), SIGNED_BINS, 2))  # tokens and their K3, by group and signed bin
+        self.tokens = np.zeros((len(cells), MAGNITUDE_BINS), np.int32)  # token counts by row and |log ratio|
+        self.sums = np.zeros((len(self.numbers), SIGNED_BINS, 2))  # token counts and K3 by group and log ratio
 
 
 @dataclass
 class RunTables:
-    """Sums over the tokens of a run for the pair train and rollout. The kernel updates them in place."""
+    """Sums over the tokens of a run for the mismatch (train and rollout). Kernels add tokens in place."""
 
-    layers: Float64s  # tokens and K3 by cluster, from `new_layer_table`
-    # by quantity, [BUCKETS, bins, sums]: tokens, |log ratio| and K3. SHIFTED_BREAKDOWNS also have the log ratio and 1
-    # minus the rollout probability.
+    layers: Float64s  # token counts and K3 by cluster, rollout probability and K3, from `new_layer_table`
+    # by quantity: [BUCKETS, bins, sums]. The sums are the number of tokens, |log ratio| and K3. SHIFTED_BREAKDOWNS also
+    # have sums of the log ratio and of 1 - p, where p is the rollout probability.
     breakdowns: dict[str, Float64s] = field(
         default_factory=lambda: {
             name: np.zeros((BUCKETS, kind.count, BREAKDOWN_SUMS + 2 * (name in SHIFTED_BREAKDOWNS)))
             for name, kind in BREAKDOWNS.items()
         }
     )
-    # tokens by rollout and train probability in equal steps [JOINT_CELLS, JOINT_CELLS]
+    # token counts by rollout probability and train probability, in cells of equal size
     joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT_CELLS, JOINT_CELLS), np.int64))
 
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """For each sequence, the rows of the tables that receive its tokens."""
+    """The rows of the tables to which a kernel adds the tokens of each sequence."""
 
-    rows: Ints  # row of the pair's tables [S]
-    buckets: Ints  # bucket of the sequence's cluster [S], which is the row of the run's tables
-    clusters: Ints  # row of the sequence's cluster in the cluster table [S]
+    rows: Ints  # row in PairTables [S]
+    buckets: Ints  # bucket of the sequence's cluster [S], the first index in `RunTables.breakdowns`
+    clusters: Ints  # row of the sequence's cluster in the cluster table [S], the first index in `RunTables.layers`
 
     def part(self, start: int, stop: int) -> SequencePlaces:
         return SequencePlaces(self.rows[start:stop], self.buckets[start:stop], self.clusters[start:stop])
 
 
 class Kernel:
-    """Computes sums over tokens in numpy, for small dumps. Other kernels must give the same results."""
+    """Computes sums over tokens in numpy, for small dumps. Subclasses must give the same results."""
 
-    device: str | None = None  # name of the device, if it is not the CPU
-    evaluates_all_tokens = False  # True if selecting sequences costs more than it saves
+    device: str | None = None  # name of the GPUs, None for the CPU
+    evaluates_all_tokens = False  # True if it is faster to read all tokens than to select sequences first
 
     def compute_ratios(self, policy: Floats, reference: Floats, segments: Segments) -> Ratios:
         return Ratios(policy, reference, segments)
 
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
-        """Yield (index of the first sequence, block). The kernel chooses the size of the blocks."""
+        """Split a batch into blocks of the size that suits the kernel. Yield (index of the first sequence, block)."""
         return batch.blocks()
 
     def reduce_tokens(
         self,
-        ratios: Ratios,  # ratios made by the same kernel
-        # position of each token in its response [T]. None if no masked tokens are between valid tokens.
+        ratios: Ratios,  # from `compute_ratios` of this kernel
+        # position of each token in its response [T], or None if no masked token is between valid tokens
         position: Ints | None,
         places: SequencePlaces,
         pair: PairTables,
-        run: RunTables | None = None,  # sums of the mismatch in the run. None for other pairs.
+        run: RunTables | None = None,  # only for the mismatch, None for other pairs
     ) -> tuple[Float64s, Float64s]:
-        """Return the TOKEN_SUMS and TOKEN_MAXIMA of each sequence. Add all tokens to the tables `pair` and `run`."""
+        """Add all tokens to the tables `pair` and `run`. Return the TOKEN_SUMS and TOKEN_MAXIMA of each sequence."""
         spread, signed, k3 = ratios.segments.spread, bins.signed_bin(ratios.log_ratio), ratios.k3
         rows, cells = spread(places.rows), spread(pair.cells[places.rows])
         self.add_by_bin(pair.tokens.reshape(-1, 1), rows * MAGNITUDE_BINS + bins.magnitude_bin(signed))
@@ -112,7 +112,7 @@ class Kernel:
         return _sum_tokens(ratios, at)
 
     def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
-        """Add each token to the row `where`: 1 to the first column, its values in `columns` to the others."""
+        """Add token i to the row `where[i]` of `table`: 1 in the first column, `columns[k][i]` in column k + 1."""
         for sums, values in zip(table.T, (None, *columns), strict=True):
             if len(sums) < len(where):
                 sums += np.bincount(where, values, len(sums))
@@ -120,7 +120,7 @@ class Kernel:
                 np.add.at(sums, where, 1 if values is None else values)
 
     def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-        """Return the indices of tokens in `sequences` with log ratio <= `low` or >= `high`, in order."""
+        """Return the indices of the tokens in `sequences` with log ratio <= `low` or >= `high`, ascending."""
         tokens = ratios.segments.token_indices(sequences)
         x = ratios.log_ratio[tokens]
         return tokens[(x <= low) | (x >= high)]

@@ -1,4 +1,4 @@
-"""Loops over tokens, compiled by numba. They compute sums per sequence and find tokens with large log ratios."""
+"""Loops over tokens, compiled by numba: they compute sums per sequence and find tokens with large log ratios."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
-_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 to 33 more bits
-_ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
+_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 with 33 more bits
+_ROUND = 1.5 * 2.0**52  # x + _ROUND contains the integer nearest to x in its low bits
 SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
-"""Lowest and highest x for exp(x). For lower x, exp(x) counts as 0. For higher x, it overflows."""
+"""Range of x for exp(x). Below it, the result is treated as 0. Above it, the result overflows."""
 _FAR_LIMIT = 700.0
-"""Limit of |x| above which exp(x) may lose digits."""
+"""For |x| above this limit, exp(x) may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
 
 
@@ -52,7 +52,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    c, s = _COEFFICIENTS, r * r  # grouped in pairs: Horner's scheme would be sequential
+    c, s = _COEFFICIENTS, r * r  # terms in pairs, because each step of Horner's scheme would wait for the step before
     low = (c[2] + c[3] * r) + s * (c[4] + c[5] * r)
     middle = (c[6] + c[7] * r) + s * (c[8] + c[9] * r)
     high = (c[10] + c[11] * r) + s * (c[12] + c[13] * r)
@@ -65,7 +65,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
 
 @compile_terms
 def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """Return exp(x) - 1, K3 of x, and exp(q). `x_within` and `q_within` are x and q, clipped to the possible range."""
+    """Return exp(x) - 1, K3 of x, and exp(q). `x_within` and `q_within` are x and q, clipped to the range of exp."""
     k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
@@ -75,7 +75,7 @@ def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, flo
 
 @compile_loop
 def _largest_magnitude(policy: Any, reference: Any) -> Any:
-    """Return the largest |log ratio| or |reference log-prob| of all tokens, 0 without tokens."""
+    """Return the largest of all |log ratio| and |reference log-prob|, or 0 if there are no tokens."""
     farthest = float32(0.0)
     for j in range(len(policy)):
         apart, own = float32(policy[j] - reference[j]), float32(reference[j])
@@ -87,7 +87,7 @@ def _largest_magnitude(policy: Any, reference: Any) -> Any:
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Write the per-token terms of Ratios to arrays. If `reference_prob` is empty, skip the probabilities."""
+    """Fill `log_ratio` and the arrays after it, one value per token. If `reference_prob` is empty, skip both probs."""
     if not len(reference_prob):
         for j in range(len(policy)):
             x = float64(policy[j]) - float64(reference[j])
@@ -102,7 +102,7 @@ def make_terms(
         k3[j] = whole
         reference_prob[j] = probability
         policy_prob[j] = probability + probability * excess
-    if _largest_magnitude(policy, reference) > _FAR_LIMIT - 1.0:  # a float32 may be rounded
+    if _largest_magnitude(policy, reference) > _FAR_LIMIT - 1.0:  # - 1.0, because float32 rounds the magnitude
         _recompute_far_terms(policy, reference, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
 
 
@@ -110,7 +110,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Recompute the terms if exp overflows or loses digits."""
+    """Recompute the terms of the tokens for which exp overflows or loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:
@@ -122,7 +122,7 @@ def _recompute_far_terms(
             over = x > _LARGEST_EXPONENT
             exp_minus_one[j] = np.inf if over else excess
             k3[j] = np.inf if over else whole
-            if len(reference_prob) and q < -_FAR_LIMIT:  # equal log-probs have equal probabilities
+            if len(reference_prob) and q < -_FAR_LIMIT:  # this way, equal log-probs have equal probabilities
                 reference_prob[j], policy_prob[j] = math.exp(q), math.exp(float64(policy[j]))
             elif len(reference_prob):
                 reference_prob[j], policy_prob[j] = probability, probability + probability * exp_minus_one[j]
@@ -133,8 +133,8 @@ def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
 ) -> tuple[float, float]:  # fmt: skip
-    """Update the TOKEN_SUMS (without neighbors) and TOKEN_MAXIMA. Return the smallest and the largest log ratio."""
-    # two loops, because the sums of one loop must fit 16 registers
+    """Add to the TOKEN_SUMS (without neighbors) and update TOKEN_MAXIMA. Return the lowest and highest log ratio."""
+    # two loops, because the sums of a loop must fit in 16 registers
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     lowest = highest = x[0]
     for j in range(len(x)):
@@ -178,7 +178,7 @@ _LOW_BOUNDS, _HIGH_BOUNDS = INTERVALS
 
 @compile_loop
 def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
-    """Count the tokens outside of each of the INTERVALS. Stop at the first interval that contains all log ratios."""
+    """Count the tokens outside of each of the INTERVALS. Intervals become wider: stop if one contains all tokens."""
     for place in range(len(outside)):
         low, high = _LOW_BOUNDS[place], _HIGH_BOUNDS[place]
         if lowest >= low and highest <= high:
@@ -191,7 +191,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add number, products and sums of adjacent log ratios. If `position` is empty, no token is masked."""
+    """Add number, products and sums of neighbouring log ratios. If `position` is empty, all tokens are neighbours."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):
@@ -212,22 +212,22 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 
 @compile_loop
 def _clamp(value: Any, most: int) -> int:
-    """Convert a number to an integer from 0 to `most`. It has 32 bits, because vector code is then faster."""
+    """Clip a number to an integer from 0 to `most`. An int32 makes vector code faster than an int64."""
     found: int = min(max(int32(value), int32(0)), int32(most))
     return found
 
 
 @compile_loop
 def _tally_ratios(x: Any, k3: Any, tokens: Any, sums: Any, places: Any) -> None:
-    """Count tokens by magnitude bin in `tokens`. Add up tokens and K3 by signed bin in `sums`."""
+    """Add token counts by |log ratio| to `tokens`, and token counts and K3 by log ratio to `sums`."""
     magnitude, signed = places
-    for j in range(len(x)):  # bins in a separate loop, which vectorizes
+    for j in range(len(x)):  # the compiler can vectorize this loop, but not the next
         bits = float_to_bits(float32(x[j]))
         place = ((bits & 0x7FFFFFFF) >> SIGNED_SHIFT) - FIRST_MAGNITUDE
         magnitude[j] = _clamp(place, MAGNITUDE_BINS - 1)
         signed[j] = 2 * ((magnitude[j] ^ int32(bits >> 31)) + MAGNITUDE_BINS)
     for j in range(len(x)):
-        tokens[uint64(magnitude[j])] += int32(1)  # unsigned, so that numba does not handle negative indices
+        tokens[uint64(magnitude[j])] += int32(1)  # an unsigned index avoids code for negative indices
         add_to_row(sums, signed[j], (1.0, k3[j]))
 
 
@@ -240,7 +240,7 @@ def _bin_parameters(kind: OctaveBins) -> _BinParameters:
 
 _POSITION, _SURPRISAL = _bin_parameters(BREAKDOWNS["position"]), _bin_parameters(BREAKDOWNS["surprisal"])
 _POSITION_ENDS = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
-"""End of each bin: the lowest value of position + 1 that is above the bin."""
+"""End of each position bin: the smallest position + 1 (an integer) that is in a higher bin."""
 
 
 @compile_loop
@@ -260,14 +260,14 @@ def _place_surprisal(reference: Any, where: Any) -> None:
 _SURPRISAL_BINS_ABOVE = tuple(
     int(np.count_nonzero(place < PROBABILITY_BIN_BY_SURPRISAL)) for place in range(len(PROBABILITY_EDGES))
 )
-"""For each of the PROBABILITY_EDGES, the number of surprisal bins with a higher probability."""
+"""For each of the PROBABILITY_EDGES, the number of surprisal bins whose probabilities are above this edge."""
 _CAP_COUNT = len(K3_CAPS)
 _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 
 
 @compile_loop
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
-    """Compute the index of each token in the flat table `layers` from its K3 and its surprisal bin."""
+    """Write the index of each token in the flat table `layers` to `where`, from its K3 and its surprisal bin."""
     for j in range(len(k3)):
         place = int32(0)
         for edge in _SURPRISAL_BINS_ABOVE:
@@ -307,7 +307,7 @@ def _sum_sizes(x: Any, k3: Any) -> tuple[float, float]:
 
 @compile_loop
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
-    """Add tokens to the bins of their positions. If `position` is empty, positions are `first`, `first` + 1, ..."""
+    """Add tokens to the bins of their positions. If `position` is empty, the positions are first, first + 1, ..."""
     start = 0
     while start < len(x):
         if len(position):
@@ -333,9 +333,9 @@ def reduce_sequences(
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any,
 ) -> None:  # fmt: skip
-    """Add the tokens of all sequences to all sums and tables. `order` contains sequence indices, sorted by row.
+    """Add the tokens of all sequences to all sums and tables. `order` contains sequence indices, sorted by `rows`.
 
-    `terms` and `bins_of` are buffers for up to TILE tokens. `terms[0, 0]` is the log ratio of the previous token.
+    `terms` and `bins_of` are buffers for up to TILE tokens. `terms[0, 0]` is the log ratio of the token before them.
     """
     x, exp_minus_one, k3, policy_prob, reference_prob = terms[0], terms[1], terms[2], terms[3], terms[4]
     where, layer, cell = bins_of[0], bins_of[1], bins_of[2]
@@ -365,7 +365,7 @@ def reduce_sequences(
 
 @compile_loop
 def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
-    """Set a flag for each log ratio <= `low` or >= `high`. Unlike indices, flags allow vector instructions."""
+    """Flag each log ratio <= `low` or >= `high` in `marks`. Flags, unlike a list of indices, allow vector code."""
     for j in range(len(policy)):
         x = np.float64(policy[j]) - np.float64(reference[j])
         marks[j] = (x <= low) | (x >= high)
@@ -375,7 +375,7 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Return the number of log ratios <= `low` or >= `high`. Write their indices to `found` until it is full."""
+    """Write the indices of log ratios <= `low` or >= `high` to `found`, until it is full. Return their number."""
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
         for start in range(offsets[i], offsets[i + 1], TILE):

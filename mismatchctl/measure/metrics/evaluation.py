@@ -49,31 +49,31 @@ from mismatchctl.measure.sums import (
     step_hash,
 )
 
-_EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1 -> column with the number of tokens
+_EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sum of w - 1 -> number of its tokens
 _FACTOR_COLUMNS = ("weight_excess", "tokens", "mean_excess", "sequences", "empty_sequences")
 _LINEAR_COLUMNS = ("sequence_weight", "loss", "loss_mean", "gradient_product")
-"""Columns that are proportional to the weights. The last three only exist if a loss can be computed."""
+"""Sums that are proportional to the weights. The last three only exist if the dump has current log-probs."""
 _LOSS_COLUMNS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
-_CANCELLATION_LIMIT = 1e-14  # relative to the sum of (w - 1)^2: a smaller sum of squares is rounding error
+_CANCELLATION_LIMIT = 1e-14  # if normalization leaves less of the sum of (w - 1)^2, the rest is rounding error
 _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
 
 
 @dataclass(frozen=True)
 class ScopeFactors:
-    """Numbers that divide the weights of each micro-batch, to normalize them."""
+    """The divisors that normalize weights, for each micro-batch."""
 
     scopes: Hashes  # hash of each micro-batch [M], ascending
-    factors: Float64s  # by correction, or along a grid [M, ...]
+    factors: Float64s  # a divisor per micro-batch and correction [M, ...]
 
     def at(self, scopes: Hashes) -> Float64s:
         return self.factors[np.searchsorted(self.scopes, scopes)]
 
 
 def normalization_factors(rule: Weight, columns: Mapping[str, Float64s], scopes: Hashes) -> ScopeFactors:
-    """Compute the number that divides the weights of each micro-batch. `scopes` are the micro-batches."""
+    """Compute the divisor that normalizes the weights of each micro-batch. `scopes` is the micro-batch of each row."""
     names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
     excess, number = (columns[name] for name in names)
-    if counts_empty(rule):  # empty sequences count with weight 0
+    if counts_empty(rule):  # an empty sequence has weight 0, and w - 1 = -1
         excess, number = excess - columns["empty_sequences"], number + columns["empty_sequences"]
     found, where = np.unique(scopes, return_inverse=True)
 
@@ -90,7 +90,7 @@ def counts_empty(rule: Weight | None) -> bool:
 
 
 def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
-    """Return the numbers that divide weights, [micro-batches, corrections]. 1 means no normalization."""
+    """Return the divisors of the weights, [micro-batches, corrections]. They are 1 without normalization."""
     scopes = np.unique(table.scopes)
     factors = np.ones((len(scopes), len(plan.corrections)))
     for index, correction in enumerate(plan.corrections):
@@ -119,7 +119,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
         for name in ("weight", "-weight"):
             maxima[:, plan.maxima.position(index, name)] /= factor
     made = ClusterTable(table.clusters, table.scopes, sums, maxima, table.is_folded).merge_scopes()
-    if not table.is_folded:  # counts of merged clusters would be wrong
+    if not table.is_folded:  # the rows of a folded table are not single clusters
         counted = (made.sums[:, tokens] > 0).astype(np.float64)
         made.sums[:, width + corrections] = counted
         for index in range(corrections):
@@ -129,7 +129,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
 
 
 def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
-    """Merge the sums of several steps in order. Equal clusters of different steps stay apart."""
+    """Join the sums of several steps in order. `salts` (step hashes) become scopes, so a cluster has a row per step."""
     tables = [cell.table for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell.pairs)
     pairs = {name: PairSums.combine([cell.pairs[name] for cell in cells if name in cell.pairs]) for name in names}
@@ -137,7 +137,7 @@ def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
 
 
 def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
-    """Divide the weights of a correction by `factor`. Return the columns that change."""
+    """Return the columns that change if the weights of a correction are divided by `factor`."""
     shift, found = 1 - factor, {}  # w/F - 1 = (w - 1 + shift) / F
     for name, count in _EXCESS_COUNTS.items():
         found[name] = (columns[name] + columns[count] * shift) / factor
@@ -153,7 +153,7 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
-    """Return the columns of the tables that `close_cell` returns."""
+    """Return the names of the sum columns in the tables that `close_cell` returns."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
@@ -167,11 +167,11 @@ def closed_axis(plan: MeasurePlan) -> TableAxis:
 
 Estimates = dict[str, Estimate]
 IMAGINARY_STEP = 1e-100
-"""Step of the complex-step derivative. It is so small that the derivative is exact."""
+"""Step h of the derivative f'(x) = Im(f(x + ih)) / h. It is so small that the derivative is exact."""
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
-    """Return the metrics of a pair of policies. Their names begin with the prefix of the pair."""
+    """Return the metrics of a pair of policies. Their keys begin with the prefix of the pair, such as `drift_`."""
     own = tuple(
         replace(
             metric,
@@ -197,7 +197,7 @@ def other_metrics() -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class EstimateRow:
-    """Metrics of several steps: of the dump, and of each correction."""
+    """Metrics of several steps: without a correction, and with each correction."""
 
     metrics: Estimates
     corrections: list[Estimates]
@@ -219,9 +219,9 @@ class _GroupSums:
 
     def __init__(self, groups: Sequence[CellSums]) -> None:
         sizes = np.array([len(group.table) for group in groups])
-        # first row of each group, and group of each row
+        # index of the first row of each group, and index of the group of each row
         self.starts, self.of_row = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(groups)), sizes)
-        self.sums = np.concatenate([group.table.sums for group in groups])  # columns of `closed_axis` by cluster [R, K]
+        self.sums = np.concatenate([group.table.sums for group in groups])  # K columns of `closed_axis`, R rows
         maxima = np.concatenate([group.table.maxima for group in groups])
         self.totals = np.add.reduceat(self.sums, self.starts, axis=0)
         self.largest = np.maximum.reduceat(maxima, self.starts, axis=0)
@@ -229,11 +229,11 @@ class _GroupSums:
 
 
 _Section = tuple[tuple[Metric, ...], Collection[str]]
-"""(metrics of the dump, a pair or a correction; keys of the metrics without standard errors)."""
+"""(metrics of one pair of policies or correction, keys of those metrics that get no standard errors)."""
 
 
 class Evaluator:
-    """Evaluates the metrics of a plan. To save time, each formula is evaluated once for an array of all steps."""
+    """Evaluates the metrics of a plan. To save time, a formula is evaluated for many steps at once."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         self.plan = plan
@@ -319,7 +319,7 @@ class Evaluator:
 
 
 def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict[str, list[NDArray[Any]]]:
-    """Return value, interval and coverage of each quantile for all steps, by metric key."""
+    """Map metric keys to three arrays over steps: values of the quantile, their intervals, and their coverage."""
     quantiles = {metric.key: metric.quantile for metric in section[0] if metric.quantile is not None}
     sure, found = any(key not in section[1] for key in quantiles), []
     for own in tails:
@@ -333,7 +333,7 @@ def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict
 
 
 class ColumnReader:
-    """Reads columns by name and records names. For derivatives, it adds an imaginary step to the column `moved`."""
+    """Reads columns and records their names. For derivatives, it adds an imaginary step to the column `moved`."""
 
     def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
         self._read, self._moved = read, moved
@@ -356,7 +356,7 @@ def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], s
 
 
 def formula_slopes(metric: Metric, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each column that the metric's formula reads, and the derivative by this column."""
+    """Yield (column, derivative of the formula by this column) for each column that the metric's formula reads."""
     assert metric.formula is not None
     reader = ColumnReader(read)
     metric.formula(reader)
@@ -380,16 +380,16 @@ REPEATED_METRICS = frozenset(
         *("ppl_ratio", "log_ppl_diff_min", "log_ppl_diff_max", "khat_token", "khat_sequence"),
     )
 )
-"""Metrics of pairs except the mismatch that are not kept per step. They repeat other metrics or need more tokens."""
+"""Metrics of `drift` and later pairs that are not stored per step: they repeat others or need more tokens."""
 _SPREAD_KEYS = frozenset(metric.key for metric in SPREAD_METRICS)
 METRICS_NOT_BY_STEP = (
     REPEATED_METRICS
     | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
     | _SPREAD_KEYS - {"beyond_2", "parity_tokens"}
 )
-"""All metrics that are not kept per step. This saves memory if there are a thousand steps."""
+"""All metrics that are only stored per run, not per step. This saves memory in runs with a thousand steps."""
 OTHER_PAIR_METRICS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD_KEYS
-"""Metrics of all pairs except the mismatch, and of the spread of ratios."""
+"""Keys of the metrics of all pairs except the mismatch, and of SPREAD_METRICS."""
 METRICS_WITH_GROUP_ERRORS = frozenset(
     ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 )
@@ -397,7 +397,7 @@ OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for ke
 
 
 NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
-"""List of (run, step, micro-batch hash, divisor of the weights for each correction)."""
+"""List of (run, step, hash of the micro-batch, divisors of the weights: one per correction)."""
 
 
 CellT = TypeVar("CellT")
@@ -405,16 +405,16 @@ GroupCells = dict[tuple[LabelValue, ...], CellT]
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Merges sums of the same step, in the order of the input. Final sums replace complete steps, to limit memory."""
+    """Adds up sums per step, in the order of the input. To limit memory, replaces complete steps by final sums."""
 
-    # Complete steps are evaluated together when they have about this number of sums.
+    # Complete steps are evaluated when they contain about this number of sums in total.
     closing_size: ClassVar[int] = 1 << 22
 
     def __init__(
         self,
         by: Sequence[str],
-        size: Callable[[CellT], int],  # approximate number of values in sums
-        merge: Callable[[CellT, CellT], CellT],  # adds two sums
+        size: Callable[[CellT], int],  # returns the approximate number of stored values
+        merge: Callable[[CellT, CellT], CellT],  # adds the sums of two batches
     ) -> None:
         self._by, self._size, self._merge_cells = by, size, merge
         self._known_values: dict[tuple[str, str], set[LabelValue]] = {}
@@ -424,10 +424,10 @@ class GroupMerger(ABC, Generic[CellT]):
 
     @abstractmethod
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellT]]) -> None:
-        """Compute the final sums of complete steps. `groups` contains the sums of each step, by `--by` values."""
+        """Compute the final sums of complete steps. For each step, `groups` maps `--by` values to sums."""
 
     def merge(self, run: str, step: LabelValue, values: tuple[LabelValue, ...], cell: CellT) -> None:
-        """Add sums to a step. If the step was complete, it becomes incomplete again."""
+        """Add sums to a step. This reopens a step that `close` has marked as complete."""
         key = run, step
         if key not in self._open:
             self._open[key] = self._complete.pop(key, {})
@@ -441,7 +441,7 @@ class GroupMerger(ABC, Generic[CellT]):
             check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Mark steps that cannot grow as complete. If complete steps take too much memory, compute their final sums."""
+        """Mark steps that get no more data as complete. If these steps take much memory, compute their final sums."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)
@@ -471,11 +471,11 @@ class RunTotals:
     """Metrics of each step of a run, and final sums over all its steps."""
 
     steps: list[LabelValue] = field(default_factory=list)  # steps in the order in which they were evaluated
-    groups: list[EstimateRow] = field(default_factory=list)  # metrics of the steps in the same order, in parts
-    # final sums over all steps (column ""), and over the rows with each value of a `--by` column
+    groups: list[EstimateRow] = field(default_factory=list)  # metrics of these steps in the same order
+    # by (column, value): final sums over the sequences with this value of a `--by` column, or over all for ("", None)
     closed: dict[tuple[str, LabelValue], CellSums] = field(default_factory=dict)
     sums: RunSums = field(default_factory=RunSums)  # breakdowns and worst rows of the run
-    # counted prompts, by the same keys
+    # the prompts that were counted, with the keys of `closed`
     prompts: dict[tuple[str, LabelValue], PromptCounter] = field(default_factory=dict)
 
     @property
@@ -520,20 +520,20 @@ class Accumulator(GroupMerger[CellSums]):
             self._extend(totals, name, [cell for cell, _ in parts], np.array([salt for _, salt in parts]))
 
     def _extend(self, totals: RunTotals, key: tuple[str, LabelValue], cells: list[CellSums], salts: Hashes) -> None:
-        """Add sums of steps to the sums of a run. If the table gets too many rows, merge clusters."""
+        """Add the sums of several steps to `totals.closed[key]`. If the table gets too many rows, merge clusters."""
         plan, cap = self.plan, self.plan.max_clusters
         if plan.by_prompt:
             prompts = totals.prompts.setdefault(key, PromptCounter())
             cells = [self._count_prompts(cell, prompts) for cell in cells]
         merged = merge_groups(cells, salts)
         if (total := totals.closed.get(key)) is not None:
-            # A folded table stays folded, so that equal clusters share a row.
+            # If the table is folded, fold the new rows too, so that the rows of a cluster are added up.
             merged = total + (merged if total.table.scopes.any() else merged.fold_across_scopes(cap, plan.by_prompt))
         too_large = len(merged.table) > cap
         totals.closed[key] = merged.fold_across_scopes(cap, plan.by_prompt) if too_large else merged
 
     def _count_prompts(self, cell: CellSums, prompts: PromptCounter) -> CellSums:
-        """Count only the prompts that were not in earlier steps, instead of all clusters."""
+        """Replace the number of clusters by the number of prompts that no earlier step contains."""
         names, table = self.evaluator.columns, cell.table
         first = names.position(MISMATCH_NAME, "clusters")
         rest = [names.position(index, "empty_cluster") for index, _ in enumerate(self.plan.corrections)]

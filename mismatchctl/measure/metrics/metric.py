@@ -18,20 +18,20 @@ from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.io.yaml import read_data
 from mismatchctl.measure.sums import TAIL_VALUES, PairSums
 
-# limits of the effective number of clusters: absolute, and as a share of all clusters
+# the tail is heavy if the effective number of clusters is below both limits: a number, and a share of all clusters
 _FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25
-_MEAN_SQUARE_ERROR = 0.1  # limit of the squared relative error of a mean square of log-normal weights
+_MEAN_SQUARE_ERROR = 0.1  # also if the mean of w^2 would have a larger squared relative error (log-normal w)
 
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """A scale that makes the confidence interval of a metric symmetric, such as a logarithmic scale."""
+    """A scale on which the confidence intervals of a metric are symmetric, such as a logarithmic scale."""
 
-    transform: Callable[[Any], Any]  # transforms a value to the scale
+    transform: Callable[[Any], Any]  # converts a value to the scale
     slope: Callable[[Any], Any]  # derivative of `transform`
-    inverse: Callable[[Any], Any]  # inverse of `transform`
-    ess: Callable[[Any], Any] | None = None  # for metrics of weights: computes the ESS (as a share) from the metric
-    covers: float = 0.9  # observed coverage of `heavy_tail` intervals, on dumps that were not used to build the rule
+    inverse: Callable[[Any], Any]  # converts back from the scale
+    ess: Callable[[Any], Any] | None = None  # for metrics of weights: converts the metric to an ESS (0 to 1)
+    covers: float = 0.9  # share of `heavy_tail` intervals that contain the true value, on held-out dumps
 
 
 def _log_odds(value: Any) -> Any:
@@ -63,13 +63,13 @@ _SCALES = {"": None, "log": LOG_SCALE, "ess": ESS_SCALE, "chi2": CHI2_SCALE}
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return each interval, and its coverage if the tail is heavy, else NaN."""
+    """Return the 95% intervals and their actual coverage: `scale.covers` if the tail is heavy, else NaN."""
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
         width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
         centre = scale.transform(value)
         ends = np.stack([scale.inverse(centre - width), scale.inverse(centre + width)], axis=-1)
-        heavy = effective < np.minimum(_FEW_CLUSTERS, _FEW_SHARE * clusters)  # too few clusters dominate
+        heavy = effective < np.minimum(_FEW_CLUSTERS, _FEW_SHARE * clusters)  # a few clusters dominate the error
         if scale.ess is not None:
             heavy |= (scale.ess(value) ** -4.0 - 1) / clusters > _MEAN_SQUARE_ERROR
     ends[~known | ~np.isfinite(ends).all(axis=-1)] = np.nan
@@ -133,12 +133,12 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """The definition of a metric in four fields, which can be compared with another metric."""
+    """The definition of a metric in four fields, to compare it with the definitions of other metrics."""
 
     quantity: Quantity  # what is measured
-    over: str = VALID_TOKENS  # the tokens or sequences
+    over: str = VALID_TOKENS  # the tokens or sequences that are measured
     reduction: str = "mean"  # how the values of tokens or sequences become one number
-    basis: str = "train/rollout"  # a pair of policies, or weights at a stage
+    basis: str = "train/rollout"  # a pair of policies, or the kind of weights, such as "final weights"
 
     def is_like(self, other: Measure) -> bool:
         """Return True if two definitions have the same quantity, policies and statistic (mean, max, ...)."""
@@ -158,18 +158,18 @@ class Measure:
 
 
 Number = Any
-"""An array of floats, one per step, or of complex numbers while a gradient is computed. Formulas may use arithmetic,
+"""An array of floats, one per step, or of complex numbers to compute derivatives. Formulas may use arithmetic,
 np.sqrt, np.exp and np.where, but never `if`."""
 
 
 class Totals(Protocol):
-    """Sums of columns by name. If a pair or a correction lacks a column, the mismatch's column of this name is read."""
+    """Sums of columns by name. If a pair or correction does not have a column, the mismatch's column is read."""
 
     def __getitem__(self, name: str) -> Number: ...
 
 
 class RecordingTotals:
-    """Totals that prefer names with `prefix`. They record in `read` which names a formula reads."""
+    """Totals that read the column `prefix + name` if it exists, else `name`. `read` records the columns."""
 
     def __init__(self, found: Mapping[str, Number], prefix: str = "") -> None:
         self.found, self.prefix, self.read = found, prefix, dict[str, None]()
@@ -184,7 +184,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Return "ok" for a finite value, else the reason. `empty` means that no token was measured."""
+    """Return "ok", or why the value is not finite. `empty` is true if there were no tokens to measure."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -196,10 +196,10 @@ def value_status(value: float, undefined: str, *, empty: bool) -> str:
 class Estimate:
     """Values of one metric for several groups of sequences (such as steps), with standard errors and intervals."""
 
-    value: Float64s  # [G], not finite if undefined
-    undefined: str  # reason for an undefined value
-    empty: Bools  # True for groups without tokens [G], the reason for an undefined value
-    # standard errors [G], intervals [G, 2], and the actual coverage of intervals with a heavy tail [G]. NaN if unknown.
+    value: Float64s  # [G], NaN or infinite if undefined
+    undefined: str  # status of groups with an undefined value
+    empty: Bools  # True for groups without tokens [G], whose status is NO_TOKEN
+    # standard errors [G], intervals [G, 2], and the coverage of intervals if the tail is heavy [G], else NaN
     se: Float64s
     interval: Float64s
     covers: Float64s
@@ -222,7 +222,7 @@ class Estimate:
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
-        """Return value, standard error, interval and status of one group."""
+        """Return value, standard error, interval and status of group `cell`. Unknown numbers are None."""
         value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
@@ -254,12 +254,12 @@ class Metric:
     # function of sums. Its standard error follows by the delta method over clusters.
     formula: Callable[[Totals], Number] | None = None
     has_error: bool = True  # False for counts, which have no standard error
-    extreme: Callable[[Mapping[str, Any]], Any] | None = None  # function of the maxima
+    extreme: Callable[[Mapping[str, Any]], Any] | None = None  # function of the maxima of columns
     quantile: float | None = None  # share of tokens below the quantile
-    tail: Callable[[Totals, MetricTails], float] | None = None  # function of sums and tails, without a standard error
+    tail: Callable[[Totals, MetricTails], float] | None = None  # function without a standard error
     better: Literal["low", "high", "one", ""] = "low"  # desirable direction: "low", "high", "one", or "" for neither
-    measure: Measure | None = None  # definition in parts, to match names of frameworks
-    own_scale: IntervalScale | None = None  # scale of the interval, if it differs from the scale of the unit
+    measure: Measure | None = None  # to find metrics of frameworks with the same definition
+    own_scale: IntervalScale | None = None  # scale of the interval, None for the default of the unit
 
     @property
     def scale(self) -> IntervalScale:
@@ -295,7 +295,7 @@ def read_metrics(
     extremes: Mapping[str, Extreme] | None = None,
     tails: Mapping[str, Tail] | None = None,
 ) -> tuple[Metric, ...]:
-    """Read a table of metrics.yaml. If a metric is not `A / B`, its function is passed by metric key."""
+    """Read a table of metrics.yaml. Functions of metrics that are not `A / B` are passed by metric key."""
     rows = dict(_read_tables()[table])
     defaults, metrics = {"undefined": NO_TOKEN} | rows.pop("defaults", {}), []
     for key, row in rows.items():
@@ -312,13 +312,13 @@ def read_metrics(
 
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
-"""Coverage of `heavy_tail` intervals of quantiles, usually and with few tail tokens (docs/methods/gate.md)."""
-_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tokens above a quantile, the quantile is inaccurate, or unknown
-_ROUNDING = 1e-9  # relative rounding of token counts
+"""Coverage of `heavy_tail` intervals of quantiles: usual, and with very few tail tokens (docs/methods/gate.md)."""
+_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # fewer tokens above a quantile: COVERAGE, or LOWEST_COVERAGE
+_ROUNDING = 1e-9  # relative rounding error of a share times the number of tokens
 
 
 class Quantile(NamedTuple):
-    """A quantile, its interval, and the coverage of the interval if the tail is heavy, else NaN."""
+    """A quantile, its interval, and the actual coverage of the interval (NaN unless the tail is heavy)."""
 
     value: float
     interval: tuple[float, float]
@@ -339,7 +339,7 @@ def _bin_middles() -> Float64s:
 def compute_quantiles(
     pair: PairSums, shares: Sequence[float], largest: float, *, with_intervals: bool = True
 ) -> list[Quantile]:
-    """Compute quantiles of |log ratio| over tokens, and their intervals. The histogram's error is at most 0.8%."""
+    """Compute quantiles of |log ratio| over tokens, and their intervals. The bins cause errors up to 0.8%."""
     if with_intervals:
         filled, counts = pair.histogram.by_bucket()
     else:
@@ -360,7 +360,7 @@ def compute_quantiles(
 
 
 def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
-    wanted = np.ceil(together[-1] * shares * (1 - _ROUNDING))  # counts are integers
+    wanted = np.ceil(together[-1] * shares * (1 - _ROUNDING))  # the number of tokens up to the quantile, an integer
     found: Ints = np.minimum(np.searchsorted(together, wanted), len(together) - 1)
     return found
 
@@ -379,13 +379,13 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
     ends, covers = compute_intervals(
         ODDS_SCALE, tails, np.sqrt(squares * clusters / (clusters - 1)), effective, clusters
     )
-    ends = np.where(np.isfinite(ends), ends, tails[:, None])  # NaN if all buckets agree
+    ends = np.where(np.isfinite(ends), ends, tails[:, None])  # an end is NaN if all buckets have the same share
     few = np.isfinite(covers) | (total * tails < _FEW_TAIL_TOKENS)
     return ends, np.select([total * tails < _NO_TAIL_TOKENS, few], [LOWEST_COVERAGE, COVERAGE], np.nan)
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Return the share of K3 in the worst tokens. `tokens` is the share of all tokens that is called worst."""
+    """Return the share of the total K3 that the worst tokens have. `tokens` is their share of all tokens (0.001)."""
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:
@@ -400,12 +400,12 @@ def worst_share(pair: PairSums, tokens: float) -> float:
 
 
 def tail_length(count: int) -> int:
-    """Return how many of S = `count` ratios form the tail: min(0.2 S, 3 sqrt S), but less than TAIL_VALUES."""
+    """Return how many of S = `count` ratios are in the tail: min(0.2 S, 3 sqrt S), but less than TAIL_VALUES."""
     return min(math.ceil(min(count / 5, 3 * math.sqrt(count))), TAIL_VALUES - 1)
 
 
 def khat_limit(count: int) -> float:
-    """Return the highest k-hat for a reliable mean of S = `count` ratios: min(1 - 1/log10 S, 0.7)."""
+    """Return the k-hat up to which the mean of S = `count` ratios is reliable: min(1 - 1/log10 S, 0.7)."""
     return min(1 - 1 / math.log10(count), 0.7) if count > 1 else math.nan
 
 
@@ -424,7 +424,7 @@ def khat(largest_log_ratios: Float64s, count: int) -> float:
 
 
 def _generalized_pareto_shape(excess: Float64s) -> float:
-    """Estimate the shape of a generalized Pareto distribution with the prior of PSIS. `excess` must be ascending."""
+    """Estimate the shape of a generalized Pareto distribution of `excess` (ascending), with the prior of PSIS."""
     n = len(excess)
     m = 30 + int(math.sqrt(n))
     grid = 1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5))

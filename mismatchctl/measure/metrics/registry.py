@@ -32,16 +32,16 @@ from mismatchctl.measure.metrics.metric import (
 )
 
 WORST_TOKENS = 0.001
-_ROUNDING = 1e-13  # a variance that is smaller, relative to the mean square, is a rounding error
+_ROUNDING = 1e-13  # a variance below this share of the mean square is a rounding error
 
 
 def chi2(excess: str, number: str) -> Formula:
-    """Return the formula of the mean of w^2 - 1. Sums of w - 1 keep more digits than sums of w if w is near 1."""
+    """Return the formula for the mean of w^2 - 1. It uses sums of w - 1, which are more exact than sums of w near 1."""
     return lambda t: (t[f"squared_{excess}"] + 2 * t[excess]) / t[number]
 
 
 def std(column: str) -> Formula:
-    """Return the formula of a column's standard deviation over tokens."""
+    """Return the formula for the standard deviation of a column over tokens."""
 
     def value(t: Totals) -> Number:
         variance = _variance(t[f"squared_{column}"] / t["tokens"], t[column] / t["tokens"])
@@ -104,7 +104,7 @@ def _tail_formulas(level: str, name: str) -> dict[str, Tail]:
 
 
 BASE_METRICS = read_metrics("counts", {"prompts": lambda t: np.where(t["clusters"] > 0, t["clusters"], np.nan)})
-"""Metrics that are counts and do not depend on a pair of policies."""
+"""Counts, such as `prompts`, which are the same for all pairs of policies."""
 *PAIR_METRICS, RATIO_Z = read_metrics(
     "pair",
     {
@@ -126,11 +126,11 @@ BASE_METRICS = read_metrics("counts", {"prompts": lambda t: np.where(t["clusters
     | _tail_formulas("sequences", "sequence")
     | {"k3_worst_share": lambda _, tails: np.nan if tails.pair is None else worst_share(tails.pair, WORST_TOKENS)},
 )
-"""Metrics of a pair of policies. RATIO_Z is not computed from sums, but from the metric `ratio_mean`."""
+"""Metrics of a pair of policies. RATIO_Z is computed from `ratio_mean` and its standard error."""
 MISMATCH_METRICS: tuple[Metric, ...] = (*BASE_METRICS, *PAIR_METRICS, RATIO_Z)
 
-_SMALLEST_WEIGHT = 1e-13  # a smaller mean weight, computed as 1 + (w - 1), has fewer than three correct digits
-_NO_BIAS = 1e-15  # a difference that is smaller, relative to the raw mean or to 1, is a rounding error
+_SMALLEST_WEIGHT = 1e-13  # if the mean of w is smaller, 1 + mean of (w - 1) has fewer than three correct digits
+_NO_BIAS = 1e-15  # if bounds change the mean weight by less, relative to the raw mean or 1, it is a rounding error
 
 
 def _ess_token(t: Totals) -> Number:
@@ -209,18 +209,18 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
 
 ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
 OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
-"""Columns of top-k log-probs to compare with the rollout's. The first column that a dump contains is used."""
+"""Top-k columns that can be compared with ROLLOUT_TOP_COLUMN. The first that the dump contains is used."""
 DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
 MIN_REST = 1e-6
-"""Minimum probability of all tokens outside the top k. A sum of float32 probabilities is not more precise."""
+"""Lower limit for 1 - (sum of the top-k probabilities). Sums of float32 probabilities are not more exact."""
 MIN_TOP_LOG_PROB = -700.0
-"""A lower log-prob counts as this value, whose exp is still above 0."""
+"""A lower log-prob is replaced by this value, whose exp is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3
-"""Largest log-prob that can be due to rounding. A token with a larger top-k log-prob is not compared."""
+"""A log-prob from 0 to this value is a rounding error. A token with a larger top-k log-prob is not compared."""
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the divergences per sequence, over tokens with top-k log-probs on both sides."""
+    """Sum the divergences between rollout and trainer per sequence, over tokens with top-k log-probs of the two."""
     rollout, train = block.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(block.extra_columns)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
@@ -258,7 +258,7 @@ SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count ratios near 1 and far from 1 per sequence, and flag sequences with a mean near 1."""
+    """Count ratios near 1 and far from 1 per sequence, and flag sequences whose mean log ratio is near 0."""
     lengths = block.segments.lengths.astype(np.float64)
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
@@ -271,8 +271,8 @@ VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
 def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the ages of the tokens per sequence, and flag sequences with several versions."""
-    segments = Segments(block.segments.offsets)  # versions stay on the host
+    """Sum the ages of tokens (in weight versions) per sequence. Flag sequences from several weight versions."""
+    segments = Segments(block.segments.offsets)  # on the CPU, like the columns with versions
     unknown = np.full(len(block), np.nan)
 
     def of_tokens(column: str) -> Float64s:
@@ -307,7 +307,7 @@ KL_NAMES = (
 
 
 def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Estimate the KL to the reference policy per sequence, from current log-probs if they exist, else from train."""
+    """Estimate the KL of `current`, or without current log-probs of `train`, to the reference policy per sequence."""
     policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
     known = np.zeros(len(block)) if reference is None else block.has_log_probs("ref").astype(np.float64)
     lengths = block.segments.lengths * known
@@ -328,14 +328,14 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
     """Compute `kl_estimate` in float64, times `importance`. Clip the product if `kind` is low_var."""
     x = log_ratio
-    with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
+    with np.errstate(over="ignore", invalid="ignore"):  # if the mean is not finite, its status shows this
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)
         weighted = exact if importance is None else importance * exact
     return np.clip(weighted, -LOW_VAR_BOUND, LOW_VAR_BOUND) if kind == "low_var" else weighted
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Numbers of experts per layer to try. The largest number that gives each layer distinct experts is used."""
+"""Candidates for the unknown number of experts per layer. The largest is used with which no layer repeats one."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",
@@ -346,7 +346,7 @@ ROUTING_NAMES = (
 
 
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens whose experts differ in any layer, and sum their K3, for each of the LAYER_WIDTHS."""
+    """Count tokens with different experts in rollout and trainer, and sum their K3, for each of the LAYER_WIDTHS."""
     rollout, train = (block.extra_columns.get(f"{side}_experts") for side in ("rollout", "train"))
     lost = rollout is None or train is None or rollout.shape != train.shape
     if rollout is None or train is None or lost:
@@ -371,23 +371,23 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
-    """Return two flags per token: distinct experts in each layer, and equal experts on both sides."""
+    """Return two flags per token: no layer has an expert twice, and rollout and trainer chose the same experts."""
     tokens, chosen = rollout.shape
     if chosen % width:
         never = np.zeros(tokens, np.bool_)
         return never, never
-    layers = tokens, chosen // width  # the shape is explicit, because numpy cannot infer it without tokens
+    layers = tokens, chosen // width  # explicit, because numpy cannot infer a dimension if there are no tokens
     a, b = (np.sort(side.reshape(*layers, width), axis=2) for side in (rollout, train))
     return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
 
 
 def _part_share(whole: str, own: str, other: str) -> Formula:
-    """Return the formula of sum(w a) / sum(w^2), the share of a in w = a + b. It needs only the sums of squares."""
+    """Return the formula for sum(w a) / sum(w^2), the share of a in w = a + b, from sums of w^2, a^2 and b^2."""
     return lambda t: (t[whole] + t[own] - t[other]) / (2 * t[whole])
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Formula:
-    """Return the formula of the correlation of the log ratios a and b. `whole` is the square of a + b or a - b."""
+    """Return the formula for the correlation of log ratios a and b. `whole` is the sum of squares of a + sign b."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
@@ -420,7 +420,7 @@ SPLITS = {
         },
     ),
 }
-"""Name of a pair -> metrics that explain one log ratio as the sum of two, and need this pair's columns."""
+"""Maps a pair to metrics that split a log ratio in two, such as total = mismatch + drift. They need its columns."""
 
 
 _ESTIMATES = {"k1": "x", "k2": "x^2 / 2", "k3": "exp(-x) - 1 + x", "low_var": "exp(-x) - 1 + x"}
@@ -437,7 +437,7 @@ _AGGREGATIONS = (
 def _kl_metrics(kind: str, unbiased: bool) -> Iterator[Metric]:
     suffix = "_unbiased" if unbiased else ""
     weighted = f"exp(current - train) * ({_ESTIMATES[kind]})" if unbiased else _ESTIMATES[kind]
-    if kind == "low_var":  # the bound applies to the weighted estimate
+    if kind == "low_var":  # the weighted estimate is clipped
         weighted += f" within +-{LOW_VAR_BOUND:g}"
     for aggregation, ending, formula, words in _AGGREGATIONS:
         yield Metric(
@@ -458,7 +458,7 @@ KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for
 
 
 def _widest_column(name: str) -> Formula:
-    """Return the formula of `name@k` for the largest k that gives each layer distinct experts."""
+    """Return the formula for `name@k` with the largest k for which no layer repeats an expert."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]
@@ -483,7 +483,7 @@ _ROUTING_METRICS = read_metrics(
 
 
 def _largest_k3(maxima: Mapping[str, Any]) -> Any:
-    """Return the largest K3 of all tokens. It is at the smallest or at the largest log ratio."""
+    """Return the largest K3 of all tokens: the K3 of the lowest or of the highest log ratio."""
     return compute_k3(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
 
 
@@ -526,10 +526,10 @@ class Facet:
 
     section: str  # heading
     needs: frozenset[str]  # required columns of the schema
-    names: tuple[str, ...]  # names of the facet's sums, in order
+    names: tuple[str, ...]  # names of the sums that `columns` computes, in the order of the table
     columns: Callable[[TokenBatch, Ratios], Columns]  # function that computes the facet's sums
     metrics: tuple[Metric, ...]
-    either: tuple[str, ...] = ()  # one of these columns is also required, unless empty
+    either: tuple[str, ...] = ()  # if given, one of these columns is also required
 
     def is_available(self, has: Collection[str]) -> bool:
         return self.needs <= set(has) and (not self.either or any(name in has for name in self.either))
