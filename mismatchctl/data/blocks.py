@@ -1,4 +1,4 @@
-"""Decode parts of a file, and check the values. The wide layout has one row per sequence, the long layout per token."""
+"""Decode parts of a file and check them. A row is a sequence in the wide layout, and a token in the long layout."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ TRAIN_COLUMN = "train_log_probs"
 FLOAT_COLUMNS = (*REQUIRED_COLUMNS, CURRENT_COLUMN, ADVANTAGES_COLUMN)
 """Columns with one float per token that become fields of a TokenBatch."""
 IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
-"""Key of `DecodedBlock.masked`. The value is the number of tokens with train probability 0."""
+"""Key in `DecodedBlock.masked`. Its value is the number of tokens to which the trainer gives probability 0."""
 
 
 @dataclass
 class DecodedBlock:
-    """Decoded sequences, including masked tokens."""
+    """Decoded sequences of one file, including masked tokens."""
 
     file: DumpFile
     offsets: Ints
@@ -90,7 +90,7 @@ class DecodedBlock:
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
     def extent(self, column: str) -> Extent:
-        """Return minimum and maximum of a float column, including masked tokens. They are NaN if it has a null."""
+        """Return minimum and maximum of a float column, including masked tokens. If a value is null, they are NaN."""
         if column not in self._extents:
             array = self.tokens[column]
             self._extents[column] = (math.nan, math.nan) if array.null_count else compute_extent(to_numpy(array))
@@ -135,7 +135,7 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
         values = token_values(block.tokens[column]) if column in block.tokens else None
         if values is not None:
             picked[column] = values if index is None else values[index]
-            # A missing value is not a fault.
+            # Unlike other log-probs, a reference may lack values.
             if column == REFERENCE_COLUMN and not _is_sound(column, compute_extent(picked[column])):
                 _note_faults(block, column, index, picked[column], _find_impossible(picked[column]))
     _check_values(block, np.diff(offsets) > 0)
@@ -148,7 +148,7 @@ def _valid_mask(block: DecodedBlock) -> Bools | None:
         return None
     missing = find_nulls(mask)
     if pa.types.is_boolean(mask.type):
-        # Counting the bits costs nothing next to unpacking them, and most masks are all true.
+        # Most masks are all true, and counting their bits is much faster than unpacking them.
         if missing is None and mask.true_count == len(mask):
             return None
         valid, odd = to_numpy(mask), missing
@@ -367,7 +367,7 @@ def _sequence_columns(file: DumpFile, values: Mapping[str, pa.Array], length: in
 
 
 PIECE_TOKENS = 1 << 17
-"""Tokens per piece, so that temporary arrays fit the CPU cache."""
+"""Number of tokens to process at a time, so that temporary arrays fit in the CPU cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,7 +375,7 @@ class Rows(TokenBatch):
     """Sequences with all tokens, including masked tokens. A null in the file becomes NaN."""
 
     mask: Bools
-    extents: Mapping[str, Extent] = field(default_factory=dict)  # bounds of all rollout and train values, if known
+    extents: Mapping[str, Extent] = field(default_factory=dict)  # side -> (minimum, maximum), if known
     unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)  # rows with lists of different lengths, by run
 
     @classmethod
@@ -523,7 +523,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the values of an unchecked column. In some columns, lists with a wrong length become nulls."""
+    """Return the values of an unchecked column. If a list has a wrong length, return nulls for its tokens or `None`."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)
@@ -559,7 +559,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with one row per token. `broken` describes split sequences by their first row."""
+    """Decode a part of a file with one row per token. `broken`: first row of a split sequence -> its problem."""
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()
@@ -635,7 +635,7 @@ def _check_positions(block: DecodedBlock, arrays: Mapping[str, pa.Array], inside
     if len(bad):
         problem = f"position {values[bad[0]]} follows {values[bad[0] - 1]}, but positions must ascend within a sequence"
         block.add_faults(POSITION_COLUMN, "position: not ascending", bad, problem, SORT_REMEDY)
-    if "step" in arrays:  # a step that changes while id and position continue
+    if "step" in arrays:  # it must not change while sequence id and position continue
         goes_on = ~inside[1:] & (values[1:] == values[:-1] + 1)
         for column in ("sequence_id", "run"):
             if column in arrays:

@@ -52,7 +52,7 @@ RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
 
 STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
-"""A wrong type of one of these columns or a per-token column is an error. Other columns of a wrong type are ignored."""
+"""In these columns and in per-token columns, a wrong type is an error. Other columns with a wrong type are ignored."""
 
 _PARALLEL_REQUESTS = 16
 
@@ -117,9 +117,9 @@ class ReadUnit:
     index: int
     file: DumpFile
     row_group: int  # number of the first row group
-    step_range: tuple[int, int] | None  # lowest and highest step, if known exactly
+    step_range: tuple[int, int] | None  # lowest and highest step (`None` if unknown)
     rows: int
-    tokens: int  # approximate, including masked ones
+    tokens: int  # approximate number, including masked tokens
     start: int = 0  # first row
     sequences: int = 0
     row_groups: int = 1  # in the wide layout, small row groups are read together
@@ -185,7 +185,7 @@ def identify_columns(footer: FileFooter, names: ColumnNames, values: Mapping[str
     for column in list(columns):
         optional = column in COLUMNS_BY_NAME and column not in (*required, *names.by)
         if optional and footer.is_all_null(columns[column]) and not footer.is_all_null(columns[REQUIRED_COLUMNS[0]]):
-            del columns[column]  # without tokens, empty lists are valid
+            del columns[column]  # in a file without tokens, empty lists are valid
             continue
         known, name = COLUMNS_BY_NAME.get(column), columns[column]
         problem = None if known is None else find_type_misfit(known, footer.types[name], layout)
@@ -197,7 +197,7 @@ def identify_columns(footer: FileFooter, names: ColumnNames, values: Mapping[str
         ignored[column] = problem
         del columns[column]
     return DumpFile(
-        index=0,  # until all files are known
+        index=0,  # `plan_units` sets the final index
         path=path,
         run=str(values.get("run", footer.found.run)),
         size=footer.size,
@@ -476,7 +476,7 @@ UNIT_TOKENS = 3 << 20
 
 @dataclass(frozen=True)
 class _Survey:
-    """First row and keys of each sequence. A ReadUnit may only begin with a sequence that is `cuttable`."""
+    """First row and SEQUENCE_KEYS of each sequence in a file. A ReadUnit may only begin at a `cuttable` sequence."""
 
     starts: Ints
     keys: pa.Table
@@ -495,7 +495,7 @@ def plan_units(catalog: Catalog) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
             surveyed.append((file, _survey_file(file) if file.layout == "long" else None))
         except DataError as error:
             catalog.reject(error)
-    catalog.files = [  # a new file does not change the numbers of earlier files and of other runs
+    catalog.files = [  # indices of earlier files and of other runs stay equal if a file is added
         replace(file, index=(rank << 32) + number)
         for rank, (_, run) in enumerate(groupby((file for file, _ in surveyed), key=lambda file: file.run))
         for number, file in enumerate(run)

@@ -90,7 +90,7 @@ _EXPECTED: dict[ColumnKind, tuple[str, int, tuple[str, ...]]] = {
     ColumnKind.NUMBER: ("numbers", 0, (*_NUMBERS, FLAG_TYPE)),
     ColumnKind.ID: ("integers or strings", 0, ()),
 }
-"""Kind of column -> (expected element in words, list levels in it, allowed kinds of values). None: any flat type."""
+"""Kind of column -> (description of an element, its list depth, keys of `VALUE_KINDS`). No keys: any type but lists."""
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
@@ -112,7 +112,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 _LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
-"""Minimum length of a shortened string, and length kept at each end, in bytes."""
+"""Strings of `_LONG_TEXT` bytes or more become a hash between the first and the last `_KEPT_TEXT` bytes."""
 
 
 def _shorten_texts(array: pa.Array) -> pa.Array:
@@ -140,7 +140,7 @@ def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    if str(column.type) in ("string_view", "binary_view"):  # pyarrow cannot select values of a view
+    if str(column.type) in ("string_view", "binary_view"):  # pyarrow cannot select values of such arrays
         is_binary, column = "binary" in str(column.type), column.cast(pa.large_binary())
         column = column if is_binary else column.cast(pa.large_string(), safe=False)
     if pa.types.is_dictionary(column.type):
@@ -260,7 +260,7 @@ def to_positions(array: pa.Array) -> pa.Array:
     missing, values = find_nulls(array), to_numpy(array)
     if np.issubdtype(values.dtype, np.signedinteger):
         return array if array.type == pa.int64() else array.cast(pa.int64())
-    bad = ~((values == np.round(values)) & (np.abs(values) < 2.0**53))  # NaN too
+    bad = ~((values == np.round(values)) & (np.abs(values) < 2.0**53))  # also NaN
     bad = bad if missing is None else bad | missing
     return pa.array(np.where(bad, 0, values).astype(np.int64), mask=bad)
 
@@ -316,7 +316,7 @@ class FileContents(ABC):
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]
-    group_name: ClassVar[str]  # of the parts that are read at once
+    group_name: ClassVar[str]  # name of a part of the file in messages
     split_remedy: ClassVar[str]
 
     @abstractmethod
@@ -447,26 +447,26 @@ class ArrowContents(FileContents):
             else:
                 batch = reader.get_batch(group)
             for array in batch.columns:
-                if str(array.type) in ("string", "large_string"):  # invalid UTF-8 is allowed
+                if str(array.type) in ("string", "large_string"):  # accept invalid UTF-8
                     array = array.view(pa.binary() if array.type == pa.string() else pa.large_binary())
                 array.validate(full=True)  # offsets may point outside of the buffers
             yield pa.Table.from_batches([batch]).select(columns)
 
 
 GROUP_VALUES = 1 << 20
-"""Maximum number of values of a column per row group of a table in memory. Row groups are read in parallel."""
+"""Maximum number of values of a column per row group of a table in memory. Threads read one row group each."""
 
 
 _COLUMNS_IN_FILE = b"mismatchctl.columns"
 
 
 def with_names_in_file(table: pa.Table) -> pa.Table:
-    """Store the column names in the table's metadata, before columns are renamed or added."""
+    """Store the current column names in the table's metadata, so that messages show them after columns are renamed."""
     return table.replace_schema_metadata({_COLUMNS_IN_FILE: "\0".join(table.schema.names)})
 
 
 def list_columns(schema: pa.Schema) -> str:
-    """Join the first column names, as they are in the file."""
+    """List the first columns for a message, with the names that they have in the file."""
     stored = (schema.metadata or {}).get(_COLUMNS_IN_FILE)
     names = schema.names if stored is None else stored.decode(errors="replace").split("\0")
     return format_names(names, 24) or "none"
@@ -497,7 +497,7 @@ class MemoryTable(FileContents):
         return _values(self._group(group).column(column))
 
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
-        return (self._group(group).select(columns) for group in groups)  # no file is opened
+        return (self._group(group).select(columns) for group in groups)  # `file` is not needed
 
     def _group(self, group: int) -> pa.Table:
         return self.table.slice(sum(self.rows[:group]), self.rows[group])
@@ -553,7 +553,7 @@ def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
     """Read the header of the message at `start`, but not its data."""
     head = file.read_at(_FIRST_READ, start)
     first, second = struct.unpack_from("<ii", head)
-    prefix, length = (8, second) if first == -1 else (4, first)  # versions before 0.15 do not have the marker
+    prefix, length = (8, second) if first == -1 else (4, first)  # Arrow before 0.15 does not write the -1
     body = prefix + length
     if length <= 0 or start + body > file.size():
         raise ValueError("it is truncated, or not Arrow")
@@ -569,7 +569,7 @@ def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
     (rows,) = _read_field(buffer, batch, 0, "<q")
     nodes = _follow_offset(buffer, batch, 1)
     (count,) = struct.unpack_from("<I", buffer, nodes)
-    lengths = struct.unpack_from(f"<{2 * count}q", buffer, nodes + 4)[::2]  # without the numbers of nulls
+    lengths = struct.unpack_from(f"<{2 * count}q", buffer, nodes + 4)[::2]  # without null counts
     return ArrowMessage(kind, start, body + size, rows, lengths)
 
 
@@ -599,7 +599,7 @@ def _follow_offset(buffer: bytes, table: int, number: int) -> int:
 _MOST_TEXT_BYTES = 1 << 28
 """Largest size of a string column in one row group, in bytes."""
 _READ_BYTES = 1 << 20
-"""Bytes of a column per read if a row group is too large for memory."""
+"""Size of one read from a column, in bytes, if a row group is too large for memory."""
 
 
 @dataclass(frozen=True)
@@ -674,11 +674,11 @@ class ParquetContents(FileContents):
 
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
         lists: dict[str, pa.Array] = {}
-        # Loading compiled loops only for this would take longer than it saves. Object stores need larger requests.
+        # Loading compiled loops would take longer than `read_lists` saves. Object stores need larger reads than pages.
         if compiled_loops_in_use() and isinstance(file, pa.OSFile):
             from mismatchctl.data.parquet_pages import read_lists
 
-            lists = read_lists(file, self.footer, self.schema, groups, columns)  # optional, with the same result
+            lists = read_lists(file, self.footer, self.schema, groups, columns)  # faster, but not necessary
         others = [name for name in columns if name not in lists]
         table = self._open(file, columns).read_row_groups(list(groups), columns=others, use_threads=False)
         for name, array in lists.items():
@@ -693,7 +693,7 @@ class ParquetContents(FileContents):
             read_dictionary=[name for name in columns if is_text(self.schema.field(name).type)],
             page_checksum_verification=True,
             buffer_size=buffer_size,
-            pre_buffer=not buffer_size,  # otherwise the whole compressed row group is buffered
+            pre_buffer=not buffer_size,  # True would buffer the whole compressed row group
         )
 
     def _first_leaf(self, column: str) -> int | None:

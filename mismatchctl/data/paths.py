@@ -27,10 +27,10 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIVE_PATTERN = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
 _STEP_WORDS = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "update", "rollout", "batch", "epoch"})
 _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "chunk", "train"})
-"""Files belong to one run if their names differ only in a number that follows one of these words."""
+"""Files are one run if their names differ only in a number after one of these words, such as `part_1` and `part_2`."""
 _RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
 _MANY = 8
-"""At least this number of files whose names differ only in a number are one run, except after words such as `seed`."""
+"""If the names of this number of files differ only in a number, they are one run, except after words such as `seed`."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 
@@ -53,7 +53,7 @@ class UnopenedFile:
 
 @dataclass(frozen=True)
 class _PathArgument:
-    """The files of one run. The run's name is the end of `parts`, or of `exact` if another run has equal `parts`."""
+    """The files of one run. Its name is the end of the path `parts`, or of `exact` if another run has equal `parts`."""
 
     shown: str
     files: tuple[str, ...]
@@ -78,7 +78,7 @@ _skipped_locations: ContextVar[frozenset[str]] = ContextVar("_passed_over", defa
 
 @contextlib.contextmanager
 def skip_locations(locations: Iterable[str]) -> Iterator[None]:
-    """Ignore files that are still being written, inside a `with` block."""
+    """Make `discover_files` leave out some files in a `with` block, because they are still being written."""
     token = _skipped_locations.set(frozenset(locations))
     try:
         yield
@@ -117,7 +117,7 @@ _MOST_LISTED = 20_000
 
 
 def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]) -> tuple[list[str], list[str]]:
-    """Find files in the given folders that look like dumps but are not read. Also return notes."""
+    """Find files in the given folders that look like dumps but are not read. Return their paths, and notes on them."""
     read = {os.path.realpath(file.location) for file in found if file.location}
     skipped = {os.path.realpath(place) for place in _skipped_locations.get()}
     folders = sorted({path for path in map(str, paths) if os.path.isdir(path)})
@@ -186,7 +186,7 @@ def _is_unread_dump(path: str) -> bool:
 
 
 def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument], list[str]]:
-    """Return the files of each run, and notes. If a path is given twice, its files are returned once."""
+    """Return the files of each run, and notes for the user. If a path is given twice, its files are returned once."""
     known: dict[str, _PathArgument] = {}
     paths, strangers = set(), []
     for source in sources:
@@ -205,7 +205,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
             known.setdefault(store.resolve(os.sep.join(argument.exact)), argument)
     if not known:
         for path in strangers:
-            _list_foreign_files(path)  # refuses compressed files
+            _list_foreign_files(path)  # raises an error for compressed files
         if not strangers:
             raise DataError("no path was given", remedy="pass the files or the folder of a dump")
         remedy = "write Parquet, Arrow, JSONL, CSV, NPZ, safetensors or a .pt dict of columns (docs/guides/files.md)"

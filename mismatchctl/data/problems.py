@@ -36,7 +36,7 @@ class Fault:
 
     column: str
     reason: str
-    sequences: Ints  # ascending rows, as in `TokenBatch.rows`
+    sequences: Ints  # row numbers in ascending order, as in `TokenBatch.rows`
     row: int  # row of the first bad value, which `problem` describes
     problem: str
     remedy: str = field(default_factory=skip_remedy)
@@ -85,7 +85,7 @@ class Fault:
 _FEWEST_ROWS = 2
 """Minimum number of rows for an error that describes a whole column instead of a row."""
 EXAMPLE_ROWS = 32
-"""Maximum number of rows with unequal lists that are kept as examples."""
+"""Maximum number of rows with lists of different lengths that are stored as examples."""
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
 _ENDS = {
     "last": "the lists agree from the start, so the extra elements are at the end",
@@ -95,7 +95,7 @@ _ENDS = {
 
 
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
-    """Return which elements the longer lists have in addition: "first", "last", "every second", or "" if unclear."""
+    """Return which elements only the longer list of a pair has: "first", "last", "every second", or "" if unclear."""
     votes: Counter[str] = Counter()
     pairs = list(pairs)
     for pair in pairs:
@@ -116,7 +116,7 @@ def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str
 def describe_lengths(
     column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """If the difference of the lengths (`apart`) is equal in all rows, return a description and a remedy."""
+    """If `column` is longer than `reference` by the same number (`apart`) in all rows, describe this and a remedy."""
     if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
         return None
     count = abs(int(apart[0]))
@@ -153,7 +153,7 @@ class LengthMismatch:
     """Rows of one run whose lists have different lengths."""
 
     count: int = 0
-    columns: Mapping[str, int] = field(default_factory=dict)  # column -> rows in which its list has another length
+    columns: Mapping[str, int] = field(default_factory=dict)  # column -> number of rows in which it and rollout differ
     examples: tuple[UnequalRow, ...] = ()
 
     def __add__(self, other: LengthMismatch) -> LengthMismatch:
@@ -171,7 +171,7 @@ class LengthMismatch:
         return f"in row {one.row:,}, {name} has {one.lengths[name]:,} elements and the other lists have {others:,}"
 
     def pattern(self) -> str:
-        """Describe a relation of the two lengths that fits all examples, or return ""."""
+        """Describe how the lengths of rollout and train lists are related, if this fits all examples, or return ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""
@@ -212,12 +212,12 @@ class ProblemExample(NamedTuple):
 class Problems:
     """Counts of the data left out by `--on-bad skip` or `--on-bad mask`. Each thread counts in its own object."""
 
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by (path, reason)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # number of bad sequences by (path, reason)
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first example by (path, reason)
-    skipped: Counter[str] = field(default_factory=Counter)  # sequences
-    files: dict[str, str] = field(default_factory=dict)  # files left out, and the reason
-    masked: Counter[tuple[str, str]] = field(default_factory=Counter)  # valid tokens without a value, by (path, column)
-    tokens: Counter[str] = field(default_factory=Counter)  # tokens in the sequences that were left out
+    skipped: Counter[str] = field(default_factory=Counter)  # number of sequences left out, by path
+    files: dict[str, str] = field(default_factory=dict)  # path of a file that was left out -> reason
+    masked: Counter[tuple[str, str]] = field(default_factory=Counter)  # valid tokens without value by (path, column)
+    tokens: Counter[str] = field(default_factory=Counter)  # number of tokens in the sequences left out, by path
 
     def __bool__(self) -> bool:
         return bool(self.counts or self.files or self.masked)

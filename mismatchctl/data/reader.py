@@ -67,9 +67,9 @@ def open_dump(
     """Open the files of a dump and divide them into parts. Tokens are decoded later, in `Dump.read`.
 
     `rename` maps canonical names to column names in the files. `aliases` maps names of frameworks to canonical names.
-    `wanted` are optional columns that the caller uses. Only `Rows` contains the columns `watched`, unchecked. On bad
-    data, "error" raises an error, and "skip" leaves the sequence or file out and counts it. "mask" masks and counts
-    tokens without a value, and raises an error for other bad data.
+    `wanted` are optional columns that the caller uses. The columns `watched` are only in `Rows`, where their values are
+    not checked. On bad data, "error" raises an error, and "skip" leaves the sequence or file out and counts it. "mask"
+    masks and counts tokens without a value, and raises an error for other bad data.
     """
     if on_bad not in get_args(BadDataPolicy):
         raise ConfigError(f"{option('on_bad')} must be error, skip or mask, found {on_bad!r}")
@@ -85,7 +85,7 @@ def open_dump(
 class Dump:
     """The files of a dump, ready to be read, sorted by run and then by name in natural order.
 
-    With `on_bad="skip"`, `problems` contains the files that were left out. `read` counts problems inside of files.
+    With `on_bad="skip"`, `problems` contains the files that were left out. `read` counts bad sequences in other files.
     `unread` are files in the given folders that contain dump data but do not have the name of a dump.
     """
 
@@ -136,7 +136,7 @@ class Dump:
             try:
                 block = next(blocks, None)
             except DataError as error:
-                if unit.row_groups > 1:  # find the bad row
+                if unit.row_groups > 1:  # find the bad row group
                     for part in split_unit(unit):
                         yield from self.read(part, problems, watch)
                     return
@@ -221,7 +221,7 @@ class Dump:
         return read_long(unit, [*columns, POSITION_COLUMN], self._broken.get(file.index, {}), watched)
 
     def token_ids(self, file_index: int, chosen: Collection[int]) -> dict[int, NDArray[Any]]:
-        """Return the ids of the valid tokens by row number, for `chosen` rows with token ids."""
+        """Return row number -> ids of its valid tokens, for the rows in `chosen` that have token ids."""
         wanted, found = np.unique(np.fromiter(chosen, np.int64, len(chosen))), {}
         part = copy.copy(self)
         part._columns, part._watched = (*REQUIRED_COLUMNS, MASK_COLUMN, "run"), (TOKEN_IDS_COLUMN,)

@@ -21,13 +21,13 @@ _BYTE_LEVEL_IDS = 257
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of each token id, and the name of their file. A token id without bytes is shown as a number."""
+    """Token id -> its bytes. Other ids are shown as numbers. `name` is the file of the vocabulary, "bytes" or "ids"."""
 
     name: str
     pieces: Mapping[int, bytes]
 
     def texts(self, ids: Ints | None) -> list[str]:
-        """Decode each token separately. If a token is part of a character, its bytes are shown."""
+        """Decode each token separately. If a token is only a part of a character, show its bytes as escapes."""
         if ids is None:
             return []
         return [
@@ -36,7 +36,7 @@ class Vocabulary:
         ]
 
     def text(self, ids: Sequence[int] | None) -> str:
-        """Decode all tokens together, because one character can consist of several tokens."""
+        """Decode all tokens together to one string, because one character can consist of several tokens."""
         return "".join(
             b"".join(self.pieces[token] for token in run).decode("utf-8", "backslashreplace")
             if known else "".join(f"⟨{token}⟩" for token in run)
@@ -45,7 +45,7 @@ class Vocabulary:
 
 
 def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
-    """Load a vocabulary. Without a name, show ids as bytes if all ids are at most 256, else as numbers."""
+    """Load a vocabulary. Without a name, token ids count as bytes if all `ids` are at most 256, else as numbers."""
     text = "" if named is None else str(named)
     seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
     if text == "bytes" or (

@@ -28,7 +28,7 @@ COMPARE_COMMAND = "python -m sglang.srt.debug_utils.comparator --baseline-path B
 _HOOK_VARIABLES = "DUMPER_ENABLE=1 DUMPER_NON_INTRUSIVE_MODE=all"
 _FILTER_VARIABLE = r"""DUMPER_FILTER='layer_id in [{commas}] or search(r"layers\.{names}\.", name)'"""
 SGLANG_SYNTAX = f"run both sides with `{_HOOK_VARIABLES} {_FILTER_VARIABLE}`, then `{COMPARE_COMMAND}`"
-"""The filter finds layers by `layer_id` (dumpers placed by hand) and by module names (hooks)."""
+"""Instruction for SGLang. The filter finds tensors of manual dumpers by `layer_id`, and of hooks by module name."""
 SLIME_SYNTAX = (
     "dump these layers on each side, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
     "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"
@@ -55,7 +55,7 @@ class NextStep(BaseModel):
 
 
 def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
-    """Describe how to compare only the given layers. `syntax` contains the commands of a tool."""
+    """Describe how to compare only the given layers. `syntax` is the instruction for a tool, such as SGLANG_SYNTAX."""
     texts = [str(layer) for layer in layers]
     names = texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
     said = syntax.format(
@@ -110,8 +110,8 @@ class LayerTable:
     rows: Sequence[Tensor]
     notes: Sequence[str] = ()
     rank: str | None = None
-    again: str = SGLANG_SYNTAX  # commands that compare some layers again
-    unlayered: str = ""  # commands for a bad tensor that does not belong to a layer
+    again: str = SGLANG_SYNTAX  # instruction for comparing some of the layers again
+    unlayered: str = ""  # instruction if the bad tensor does not belong to a layer
 
 
 class LayerReport(_Model):
@@ -167,11 +167,11 @@ def parse_number(text: str) -> float | None:
 
 
 Notes = dict[str, list[str]]
-"""For each note about a report, the names that it applies to."""
+"""Note about a report -> names of the tensors or records that the note describes."""
 
 
 def _format_notes(notes: Notes) -> list[str]:
-    """Write a sentence per note, with its first name and the number of other names."""
+    """Return a sentence per note. It contains the first name and the number of other names."""
     return [
         f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
         for what, names in notes.items()
@@ -213,7 +213,7 @@ _SGLANG_LAYER_TAG = re.compile(r"(?:'|___)layer_id=(\d{1,6})(?=___|\.|')")
 def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTable | None:
     if not all(isinstance(record, Mapping) for record in records):
         return None
-    # later versions may write more types
+    # later versions of SGLang may write more types of records
     if sum(record.get("type") in _SGLANG_TYPES for record in records) <= 0.5 * len(records):
         return None
     notes: Notes = {}
@@ -296,7 +296,7 @@ def read_slime_document(document: Any) -> LayerTable | None:
 
 
 def read_slime_text(text: str) -> LayerTable | None:
-    lines = [dict(reversed(_SLIME_FACT.findall(line))) for line in _SLIME_LINE.findall(text)]  # first value of a name
+    lines = [dict(reversed(_SLIME_FACT.findall(line))) for line in _SLIME_LINE.findall(text)]  # keeps the first value
     if not lines:
         return None
     facts = ((int(line["layer"]), {name: parse_number(value) for name, value in line.items()}) for line in lines)
@@ -337,11 +337,11 @@ _SIDE_SPELLINGS = {
 _RANK_PATTERN = re.compile(r"rank_?(\d+)")
 
 CsvCells = Mapping[str, Any]
-"""A row of msprobe. The keys are columns, as `_column_key` writes them."""
+"""A row of an msprobe table: column name as returned by `_column_key` -> cell."""
 
 
 def _column_key(column: Any) -> str:
-    """Spell the column names of all versions of msprobe in the same way, for example `npuname`."""
+    """Return one name for a column that versions of msprobe name differently, such as `npuname` for `Target Name`."""
     words = re.findall(r"[a-z0-9]+", str(column).lower())
     return "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else [])
 
@@ -357,7 +357,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
-    """Read the JSON that `msprobe -da` writes per rank. `is_same` replaces `Result`, which is empty there."""
+    """Read the JSON that `msprobe -da` writes per rank. A call fails if `is_same` is false. Its `Result` is empty."""
     calls = [*document.values()] if isinstance(document, Mapping) else []
     if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
         return None
@@ -444,7 +444,7 @@ def _msprobe_value(cell: CsvCells, mode: str) -> float | None:
 
 
 def _parse_cell(cell: Any) -> float | None:
-    """Ignore strings that are not a number or a percentage, such as `N/A`."""
+    """Return the absolute value of a cell (0.05 for `5%`), or `None` if it contains other text, such as `N/A`."""
     if not isinstance(cell, str):
         return to_finite(cell)
     text = cell.strip()
@@ -453,7 +453,7 @@ def _parse_cell(cell: Any) -> float | None:
 
 
 JUMP_FACTOR = 30.0
-"""A layer diverges if its value grows by this factor. In samples of bfloat16, noise grew by a factor of 4 at most."""
+"""A layer diverges if its value is this many times that of earlier layers. In bfloat16, noise grew 4 times at most."""
 _GRADIENT_PATTERN = re.compile(
     r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE
 )
@@ -465,7 +465,7 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
     places = [(row.step, row.layer) for row in rows if row.layer is not None]
     changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
-    # A new pass or rank reverses the direction only sometimes. A few changes of layer prove nothing.
+    # A new pass or rank reverses the direction of the layers only sometimes. With few layers, this proves nothing.
     if len(changes) >= 8 and turns > 0.5 * (len(changes) - 1):
         note = "the tensors of the report are not in order of execution, so they were sorted by layer"
         return _sort_by_layer(rows, rows), note
