@@ -235,28 +235,28 @@ def _list_costs(correction: Correction) -> list[str]:
     if any(gate.effect == "mask" for gate in correction.gates):
         found.append("rejected data")
     if any(gate.effect == "zero" for gate in correction.gates):
-        found.append("rejected data, which still counts in the mean")
+        found.append("rejected data, which still counts in the denominator of the loss")
     return found
 
 
 def _list_assumptions(correction: Correction) -> list[str]:
     found = []
     if correction.loss == "ppo_bypass":
-        found.append("rollout and train nearly agree, so one clip can limit both drifts")
+        found.append("rollout and train nearly agree, so PPO's clip can limit the mismatch and the update together")
     if correction.loss == "policy_gradient":
         found.append("updates are small, because no clip limits them")
     if correction.weight is not None:
         found.append(
             {
-                "token": "the effect of earlier tokens on a weight may be ignored (bias, little variance)",
-                "sequence": "sequences are short or nearly matched, or batches large (no bias within the bound)",
-                "geometric": "the mean mismatch of a sequence may replace its tokens' mismatch (bias, little variance)",
+                "token": "a token's weight can ignore the ratios of earlier tokens (biased, little variance)",
+                "sequence": "sequences are short, the mismatch is tiny or batches are large (no bias within the bound)",
+                "geometric": "one mean ratio per sequence can replace its token ratios (biased, little variance)",
             }[correction.weight.level]
         )
         if correction.weight.normalize != "none":
-            found.append("batches are large enough for their mean weight to be 1")
+            found.append("batches are so large that their mean weight is about 1")
     if correction.gates:
-        found.append("data outside the bounds may be left out of training")
+        found.append("training can do without the data outside the bounds")
     return found or ["rollout and train agree"]
 
 

@@ -166,7 +166,7 @@ SLIME = [
     (mis("use_rollout_logprobs: true"), "error", "use_rollout_logprobs", ["corrected twice"]),
     (mis("tis_clip: 3.0"), "warning", "tis_clip", ["only applies to the built-in weights"]),
     (mis("use_mask: true"), "error", "use_mask", ["the code reads tis_mode"]),
-    (mis("rs_threshold: 1.0"), "error", "rs_threshold", ["nothing reads this key"]),
+    (mis("rs_threshold: 1.0"), "error", "rs_threshold", ["no code reads this key"]),
     (mis().replace("use_tis: true", ""), "error", "use_rs", ["without use_tis"]),
     (mis().replace("use_tis: true", "use_tis: false"), "warning", "use_rs", ["without use_tis"]),
     ("use_tis: true\ntis_level: token", "error", "tis_mode", ["AttributeError at 'tis_mode'"]),
