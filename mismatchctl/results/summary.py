@@ -404,10 +404,13 @@ def run_status(run: RunResult) -> RunStatus:
 
 def findings_status(findings: Sequence[Finding]) -> RunStatus:
     cause, fixable = headline_finding(findings), find_fixable(findings)
-    if cause is None:
-        return RunStatus("OK", _describe_uncertainty(findings) if findings else "no finding")
-    if cause.cause in HARMLESS_CAUSES and fixable is None:
-        return RunStatus("OK", f"{cause.title}, no action needed", cause)
+    if not findings:
+        return RunStatus("OK", "no finding")
+    shown, unsure = cause or findings[0], findings[0].confidence == "low"
+    if shown.cause in HARMLESS_CAUSES and fixable is None and not unsure:
+        return RunStatus("OK", f"{shown.title}, no action needed", shown)
+    if cause is None or (cause.cause in HARMLESS_CAUSES and unsure):
+        return RunStatus("FAIL" if _is_failure(fixable) else "CHECK", _describe_uncertainty(findings))
     sure = (found for found in findings if found.confidence != "low")
     grew = any(fact.name == "onset" for found in sure for fact in found.evidence)
     return RunStatus(
