@@ -147,8 +147,6 @@ def make_memory_table(source: object, title: str = "the table in memory", number
         # a streamed dataset raises NotImplementedError when its rows are read
         message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last text names the column
         why = str(message).partition("\n")[0]
-        if isinstance(error, OverflowError):
-            why = "it contains integers above 64 bits; store ids as text"
         raise ConfigError(f"cannot convert {kind_of(source)} to a table: {why}") from None
     wanted = "a path, a table (polars, pandas or Arrow) or a mapping of columns"
     raise ConfigError(f"a dump must be {wanted}, found {kind_of(source)}")
@@ -164,7 +162,11 @@ def _convert_to_arrow(source: object) -> pa.Table | None:
         odd = next((name for name, kind in source.schema.items() if kind == pl.Object), None)
         if odd is not None:
             raise ConfigError(f"column {odd}: expected numbers, strings or lists, found Python objects")
-        source = source.with_columns(pl.col(pl.Int128).cast(pl.String))
+        for name, kind in source.schema.items():
+            if "Int128" in str(kind):  # or UInt128, which older versions of polars lack
+                if kind.is_nested():
+                    raise ConfigError(f"column {name}: expected integers of at most 64 bits, found {kind}")
+                source = source.with_columns(pl.col(name).cast(pl.String))
         return source.to_arrow(compat_level=pl.CompatLevel.oldest())
     if isinstance(source, pa.Table):
         return source
@@ -175,7 +177,13 @@ def _convert_to_arrow(source: object) -> pa.Table | None:
         frame: Any = source
         _check_names(frame.columns)
         levels = [name for name in frame.index.names if name is not None and name not in frame.columns]
-        return pa.Table.from_pandas(frame.reset_index(levels), preserve_index=False)
+        frame = frame.reset_index(levels)
+        try:
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        except (OverflowError, TypeError, ValueError, pa.ArrowException):
+            for name in frame.columns if frame.columns.is_unique else ():
+                _check_pandas_column(frame[name], name)
+            raise
     if kind == "pyarrow":
         return pa.table(source)
     if isinstance(source, Mapping):
@@ -183,6 +191,20 @@ def _convert_to_arrow(source: object) -> pa.Table | None:
     if hasattr(source, "with_format"):
         return pa.table(source.with_format("arrow")[:])
     return pa.table(source) if hasattr(source, "__arrow_c_stream__") else None
+
+
+_MIXED_TYPES = "expected only numbers, only lists of numbers or only text, found values of several types"
+
+
+def _check_pandas_column(values: Any, name: str) -> None:
+    import pyarrow as pa
+
+    try:
+        pa.array(values, from_pandas=True)
+    except OverflowError:
+        raise ConfigError(f"column {name} contains integers above 64 bits; store ids as text") from None
+    except (TypeError, ValueError, pa.ArrowException):
+        raise ConfigError(f"column {name}: {_MIXED_TYPES}") from None
 
 
 def _convert_columns(columns: Mapping[object, object]) -> pa.Table:
@@ -222,7 +244,10 @@ def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, (list, tuple, range)) and (not values or np.ndim(values[0]) == 0):
         if odd := next((value for value in values if type(value) is object), None):
             raise ConfigError(f"column {name}: expected numbers, strings or lists, found {kind_of(odd)}")
-        return make_array(list(values))
+        try:
+            return make_array(list(values))
+        except (TypeError, pa.ArrowException):
+            raise ConfigError(f"column {name}: {_MIXED_TYPES}") from None
     layout = TensorLayout.from_values(values, name)
     flat = layout.flat()
     if flat.dtype.kind not in "fiub":

@@ -49,13 +49,16 @@ _NUMBERS = ("float", "integer", "decimal")
 
 
 def make_array(cells: Sequence[Any]) -> pa.Array:
-    """Convert cells to Arrow. Integers above 64 bits, which are only valid as ids, become text."""
+    """Convert cells to Arrow. Ids become text if some are text, or integers above 64 bits."""
     try:
         return pa.array(cells)
     except OverflowError:
         with suppress(ArithmeticError, TypeError, ValueError, pa.ArrowException):
             return pa.array(cells, pa.uint64())
-        return pa.array([*map(_integers_to_text, cells)])
+    except (TypeError, pa.ArrowException):
+        if not all(cell is None or isinstance(cell, (str, int)) for cell in cells):
+            raise
+    return pa.array([*map(_integers_to_text, cells)])
 
 
 def _integers_to_text(cell: Any) -> Any:

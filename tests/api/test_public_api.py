@@ -341,8 +341,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "prompt_id: expected .* found an object",
     ),
     "a column of two kinds": (
-        lambda: mm.analyze({"rollout": ROW * 2, "train": ROW * 2, "worker": [1, "a"]}),
-        "cannot convert a dict to a table: ",
+        lambda: mm.analyze({"rollout": ROW * 2, "train": ROW * 2, "worker": [1.5, "a"]}),
+        "^column worker: expected only numbers, only lists of numbers or only text",
     ),
     "a value of Arrow": (lambda: mm.analyze(pa.scalar(1)), "cannot convert an Int64Scalar to a table: "),
     "a series of structs": (

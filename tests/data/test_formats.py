@@ -163,12 +163,25 @@ def test_large_ids_in_memory_are_kept_or_refused_in_one_sentence(ids: list[int])
     lists = [[-1.0, -2.0]] * 2
     columns = {"rollout_log_probs": lists, "train_log_probs": lists, "prompt_id": ids}
     tables = [columns, columns | {"prompt_id": np.array(ids, object)}]
-    tables += [pl.DataFrame(columns | {"prompt_id": pl.Series(ids, dtype=pl.Int128)})] if max(ids) < 2**100 else []
+    for kind, end in ((pl.Int128, 2**100), (pl.UInt128, 2**128)) if min(ids) > 0 else ():
+        tables += [pl.DataFrame(columns | {"prompt_id": pl.Series(ids, dtype=kind)})] if max(ids) < end else []
     for table in tables:
         assert mm.analyze(table).prompts.value == 2
     if max(ids) >= 2**64:
-        with pytest.raises(ConfigError, match="contains integers above 64 bits; store ids as text"):
+        with pytest.raises(ConfigError, match="prompt_id contains integers above 64 bits; store ids as text"):
             mm.analyze(pd.DataFrame(columns | {"prompt_id": pd.Series(ids, dtype=object)}))
+
+
+@pytest.mark.parametrize("ids", [["a", 10], [7, "b"], ["a", 10**30]])
+def test_ids_that_mix_text_and_integers_become_text(ids: list[object], tmp_path: Path) -> None:
+    rows = [{"rollout_log_probs": [-1.0], "train_log_probs": [-1.5], "prompt_id": one} for one in ids]
+    for name in ("rows.json", "wide.jsonl"):
+        FORMATS[name](tmp_path / name, rows)
+        assert read_table(tmp_path / name)["prompt_id"].to_pylist() == [*map(str, ids)]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    assert mm.analyze(columns).prompts.value == 2
+    with pytest.raises(ConfigError, match="column prompt_id"):
+        mm.analyze(pd.DataFrame(columns))
 
 
 @pytest.mark.parametrize(
