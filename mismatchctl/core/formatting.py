@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 INTERVAL_LEVEL = 0.95
 """Confidence level of all intervals in results, on screens and in figures."""
 INTERVAL_Z = 1.959963984540054
-"""Half width of a confidence interval, in standard errors."""
+"""Half width of a 95% confidence interval, in standard errors."""
 ONE_SIDED_Z = 1.6448536269514722
 """Distance between an estimate and its one-sided 95% bound, in standard errors. Decisions use this bound."""
 

@@ -210,7 +210,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Drop the rules that change when `write` converts them to keys and `read` converts these back. List the rules."""
+    """Drop the rules that change if `write` converts them to keys and `read` converts these back. List dropped rules."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -446,7 +446,7 @@ def is_date(word: str) -> bool:
 
 
 def find_newest_patch(names: Iterable[str], word: str) -> str:
-    """Return the last of the releases `names` that is `word` or a patch of it: 0.7 becomes 0.7.1. "" if none is."""
+    """Return the last release in `names` that is `word` or a patch of it (0.7 gives 0.7.1), or "" if there is none."""
     plain = word.removeprefix("v")
     found = [name for name in names if f"{name.removeprefix('v')}.".startswith(f"{plain}.")]
     return found[-1] if "." in plain and found else ""

@@ -340,7 +340,7 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
 def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:
     """Return the keys that are nearest to a Correction, and a list of the remaining differences."""
     found, problems = framework.native(correction)
-    if not problems and not is_same(correction, framework.correction(found)):  # only the loss can differ
+    if not problems and not is_same(correction, framework.correction(found)):  # the losses differ
         problems = ["its keys would be read as another correction"]
     return found, problems
 

@@ -219,7 +219,7 @@ class PlainFramework(Framework):
                 blocks = [name for name, usual in self.options.items() if isinstance(usual, dict) and plain in usual]
                 if signed and blocks:
                     yield (*place, str(key)), f": it belongs in {self._spelt.get(blocks[0], blocks[0])}"
-                # Only compare with names that match `signs`. Other names of options resemble common keys.
+                # Keys that do not match `signs` are only compared with names that do. Other names resemble common keys.
                 elif name := find_similar(plain, spelt if signed else filter(re.compile(self.signs).fullmatch, spelt)):
                     yield (*place, str(key)), f" (did you mean {name!r}?)"
 

@@ -62,7 +62,7 @@ class MsSwift(PlainFramework):
     def shown_weights(self, run: ConfiguredStep) -> Array:
         """Return the weights that multiply the loss. OPSM changes the mask instead of these weights."""
         flags = run.passed(lambda gate: gate.effect == "zero")
-        by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # here, NaN * 0 is NaN
+        by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # multiplies by 0, which keeps NaN
         made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)
         return made.astype(run.step.dtype)
 

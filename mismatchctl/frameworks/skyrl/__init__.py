@@ -194,7 +194,7 @@ class SkyRl(PlainFramework):
         }
         if run.has_loss:
             moved, prefix = np.abs(run.v), "minibatch_rollout_logprobs_abs_diff_"
-            padded = len(run.step) * run.width > run.tokens  # SkyRL counts masked positions as 0
+            padded = len(run.step) * run.width > run.tokens  # SkyRL's minimum includes 0 at masked positions
             logged |= {
                 prefix + "mean": run.mean(moved),
                 prefix + "sq_mean": run.mean(moved * moved),

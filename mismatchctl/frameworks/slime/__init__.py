@@ -302,7 +302,7 @@ class Slime(Framework):
         from mismatchctl.frameworks.slime.replay import replay_step
         from mismatchctl.frameworks.step import Step
 
-        own = {**self.columns, "log_probs": "train_log_probs"}  # in dumps of slime, they are from the trainer
+        own = {**self.columns, "log_probs": "train_log_probs"}  # slime's `log_probs` are the trainer's
         step = Step.read(table, options.dtype, own)
         return replay_step(step, self._arguments(correction), self.about, options.micro_batch_size)
 

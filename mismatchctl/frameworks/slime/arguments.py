@@ -39,7 +39,7 @@ class SlimeVersion(CodeVersion):
     rollout_denominators: bool = False
     dual_clip: bool = False  # the loss uses `eps_clip_c`
     cispo: bool = False  # `advantage_estimator: cispo` is supported
-    # under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy. Otherwise it is 0.
+    # under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy. If False, it is 0.
     bypass_compares_current: bool = False
     finite: bool = False  # Miles: NaN and infinities become 0, the PPO ratio is float32, and more metrics are logged
     old_keys: bool = False  # mis.yaml has one rule for weights and rejection, and the veto does not need `use_rs`

@@ -81,7 +81,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         row: Row = {"step": file.step}
         for part in ("loss_fn_inputs", "loss_fn_outputs"):
             for name, tensor in line[part].items():
-                row[f"{part}.{name}"] = tensor["data"] if isinstance(tensor, dict) else tensor  # TensorData
+                row[f"{part}.{name}"] = tensor["data"] if isinstance(tensor, dict) else tensor  # a dict of TensorData
         yield row | {"prompt": _read_prompt(line, row)}
 
 

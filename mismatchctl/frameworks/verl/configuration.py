@@ -78,7 +78,7 @@ _BY_NAME = {version.name: version for version in VERSIONS}
 RELEASES = {
     name: replace(_BY_NAME[like], name=name, words=(), **fields) for name, (like, fields) in _DATA["releases"].items()
 }
-"""Releases on PyPI."""
+"""Releases of verl on PyPI, by name."""
 
 KEYS = frozenset(key for version in VERSIONS for key in version.keys)
 """Keys that any version reads."""
@@ -639,7 +639,7 @@ def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> tuple[int,
     """Return (number of known keys, rank). Rank 0: the version refuses them. 1: they set no correction. 2: they do."""
     section = find_value(native, *find_path(native, version))
     known = section.keys() & version.keys.keys() if isinstance(section, Mapping) else set()
-    if section is native:  # loss_type may be another framework's. A flat rollout_is is true or false
+    if section is native:  # `loss_type` also exists in other frameworks. A flat `rollout_is` must be a boolean
         not_flat = version.dialect == "flat" and not isinstance(native.get("rollout_is", True), bool)
         if known <= {"loss_type"} or not_flat:
             return 0, 0
