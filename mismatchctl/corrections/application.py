@@ -525,7 +525,7 @@ def _compute_weights(
 
 
 _BOUND_TOLERANCE = 1e-9
-"""Log ratios this close to a bound count as outside in `sequences_near_bounds`, because rounding may move them across it."""
+"""Log ratios this close to a bound count as outside in `sequences_near_bounds`, because they may be rounded."""
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:

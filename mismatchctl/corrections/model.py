@@ -343,7 +343,7 @@ class Weight(_CorrectionModel):
 class Correction(_CorrectionModel):
     """A correction: a rule for importance weights, gates that reject data, and the loss.
 
-    Weights and rejection are independent: gates never change weights, and weights never change the mask.
+    Weights never reject data. Gates only change weights if the weight rule has `sees: remaining`.
     """
 
     name: str = Field(

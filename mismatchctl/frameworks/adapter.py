@@ -210,7 +210,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Drop the rules that change if `write` converts them to keys and `read` converts these back. List dropped rules."""
+    """Drop the rules that change if `write` converts them to keys and `read` converts these back. List them."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -411,7 +411,7 @@ class Framework(ABC):
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return findings. `unknown`: keys whose value is not in the file, and "" if an included file is missing."""
+        """Return findings. `unknown`: keys with a value that is not in the file, and "" for a missing included file."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
