@@ -1,4 +1,4 @@
-"""Check that a Result covers the data of its baseline, and that the two Results are comparable."""
+"""Checks of the data that the metrics come from: skipped rows, missing steps, copied columns, another model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mismatchctl.stats.samples import ClusterSample, build_run_sample
 def find_incompatibility(
     target: RuleTarget, run: str, result: Result, baseline_run: str, baseline: Result
 ) -> str | None:
-    """Return the first reason why a metric cannot be compared with the baseline, if there is one."""
+    """Return the reason why `target` cannot be compared with the baseline, such as another data type, or None."""
     stored = storage_types(baseline, baseline_run)
     for column, dtype in storage_types(result, run).items():
         if dtype != stored[column]:
@@ -44,29 +44,29 @@ def find_incompatibility(
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Limits for the checks of the data, such as the check for missing steps."""
+    """Limits for the checks in this module. If a limit is exceeded, the verdict is undecided."""
 
-    max_skipped: float = 0.01  # share of bad sequences, tokens or files, and of repeated sequences
-    max_missing: float = 0.05  # share of the steps, prompts or responses of the baseline that the dump lacks
+    max_skipped: float = 0.01  # allowed share of bad sequences, tokens or files, and of repeated sequences
+    max_missing: float = 0.05  # allowed share of the baseline's steps, or of its responses, that the dump lacks
     allow_different_model: bool = False
 
 
 _MUCH_SMALLER_SHARE = 0.75
-"""A note is added if the dump has less than this share of the baseline's tokens, sequences or steps."""
+"""The verdict contains a note if the dump has fewer than 75% of the baseline's tokens, sequences or steps."""
 _MIN_SMALLER_PROMPTS = 8
-"""Minimum number of prompts with fewer tokens. By chance, all of 8 prompts have fewer tokens in one of 256 dumps."""
+"""A mask is suspected if 8 prompts have fewer tokens than in the baseline. By chance, all 8 do in 1 of 256 dumps."""
 _PAIRED_SHARE = 0.5
-"""Responses are only checked if at least this share of the smaller dump's clusters is also in the other dump."""
+"""Missing responses are only reported if at least half of the smaller dump's clusters are also in the other dump."""
 _WHOLE_FILE = "file"
-"""In a Result, skipped files have this reason."""
+"""The `reason` of an entry in `Provenance.left_out` if a whole file was skipped."""
 Match = tuple[str, RunResult, "RunResult | None"]
-"""The name of a run, the run, and the matching run of the baseline or `None`."""
+"""The name of a run, the run in the new Result, and the run to compare it with in the baseline (or `None`)."""
 
 
 def check_coverage(
     result: Result, rules: Sequence[Rule], baseline: Result | None, limits: Tolerances
 ) -> Iterator[Check]:
-    """Yield checks for data that is skipped, missing or implausible."""
+    """Yield checks of the data: was too much skipped, is data of the baseline missing, do the values look wrong?"""
     yield from _check_left_out(result, limits.max_skipped)
     if unread := result.provenance.unread:
         more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
@@ -95,7 +95,7 @@ def _match_runs(result: Result, baseline: Result | None) -> Iterator[Match]:
 
 
 def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Check]:
-    """Check that each run has the same token ids as its baseline, or the same prompts if ids are missing."""
+    """Check that each run has the same token ids as in the baseline. Without token ids, compare the prompts."""
     for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
@@ -135,7 +135,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files. Estimate the share of a file from its size."""
+    """Check the shares of skipped sequences, tokens and files. Guess the rows of unreadable files from their size."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -166,12 +166,12 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
 
 
 def _list_skipped(result: Result) -> list[tuple[str, int, int]]:
-    """Return the run, skipped sequences and skipped tokens of each file with skipped data."""
+    """Return (run, number of skipped sequences, number of skipped tokens) for each file with skipped rows."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     found = [(file.run, file.skipped, file.skipped_tokens) for file in inputs if file.skipped or file.skipped_tokens]
     if any(sequences for _, sequences, _ in found):
         return found
-    # Results of older versions only contain the number of skipped rows for each reason
+    # Results of older versions contain these numbers only in `left_out`, by file and reason
     runs = {file.path: file.run for file in inputs}
     reasons = (_WHOLE_FILE, MASKED_TOKENS)
     return found + [(runs.get(item.file, ""), item.count, 0) for item in left_out if item.reason not in reasons]
@@ -204,14 +204,14 @@ def _check_finite_counts(result: Result) -> Iterator[Check]:
 
 def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
     matched = {find_run(baseline, name) for name in result.runs}
-    if matched != {None}:  # if no step matches, each check reports this
+    if matched != {None}:  # if no run matches, each comparison already reports this
         for name in baseline.runs:
             if name not in matched:
                 yield undecided_check(name, f"run {name}", "the dump lacks this run of the baseline")
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check that the dump has each step or column value of the baseline that a rule judges."""
+    """For rules with `per`, yield an undecided check for each step or column value that only the baseline has."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue
@@ -228,7 +228,7 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
-    """Check for empty responses. If the dump overlaps the baseline, also check for missing steps and responses."""
+    """Check for responses without valid tokens, and for steps and responses that only the baseline has."""
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
         reason = (
@@ -263,7 +263,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
 
 
 def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSample, ClusterSample]:
-    """Return the clusters of both runs. If the baseline's clusters are merged, merge the clusters of `run`."""
+    """Return the clusters of `run` and `accepted`. If only `accepted` has merged clusters, merge those of `run` too."""
     sample, other = build_run_sample(run), build_run_sample(accepted)
     if accepted.clusters.folded and not run.clusters.folded and len(other) and int(other.keys.max()) < OVERALL_CAP:
         sample = ClusterSample.merge(sample.keys % np.uint64(OVERALL_CAP), sample.names, sample.sums)
@@ -271,7 +271,7 @@ def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSa
 
 
 def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Find prompts with fewer tokens than in the baseline, because a mask may hide tokens."""
+    """Check whether many prompts have fewer tokens than in the baseline. If so, response_mask may hide tokens."""
     sample, other = _build_alike_samples(run, accepted)
     _, here, there = np.intersect1d(sample.keys, other.keys, assume_unique=True, return_indices=True)
     alike = count_responses(sample)[here] == count_responses(other)[there]
@@ -291,13 +291,13 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
 
 
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
-"""Masked tokens count as hidden if their share exceeds the baseline's share by this difference and by this factor."""
+"""Masked tokens are suspicious if their share is more than 0.005 above the baseline's, and more than 1.5 times it."""
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
-"""Masked tokens may hide the mismatch if they are at least 0.2% of the tokens with log-probs, and if half of them have
-a larger difference than 99.9% of the valid tokens."""
+"""A mask may hide the mismatch if it masks at least 0.2% of the tokens with log-probs, and at least half of the masked
+tokens have a larger |log ratio| than 99.9% of the valid tokens."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
 _RARE_IDENTICAL_RISE, _RARE_IDENTICAL_FACTOR = 0.02, 3.0
-"""Allowed rise and factor of the share of bit-identical tokens. If such tokens are rare, a small rise is suspicious."""
+"""Bit-identical tokens are suspicious if their share is more than 0.02 above, and more than 3 times, the baseline's."""
 _TOO_GOOD_GAP, _TOO_GOOD_K3, _TOO_GOOD_Z = 3.0, 30.0, 4.0
 _SCALE, _SCALE_OF_SAME_TOKENS, _PROBABILITY_DISTANCE = 2.0, 1.05, 0.25
 _LENGTH_RANGE, _LENGTH_Z = 0.75, 4.0
@@ -327,7 +327,7 @@ def _check_plausible(
     if new is not None:
         yield from _check_repeated(name, new, old, limits.max_skipped)
         yield from _check_masks(name, new, old)
-        if accepted is None or old is not None:  # earlier versions did not record this value
+        if accepted is None or old is not None:  # a baseline of an earlier version has no `content`
             yield from _check_recording(name, new, old)
     yield from _check_copies(name, run, accepted, rules)
     if accepted is not None:
@@ -373,7 +373,7 @@ def _check_masks(name: str, new: RunContent, old: RunContent | None) -> Iterator
 
 
 def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iterator[Check]:
-    """Check for clipped values, and for columns with contents that do not fit the column name."""
+    """Check for clipped log-probs, and for columns with the wrong contents, such as probabilities."""
     if new.clipped > (0.0 if old is None else old.clipped) + _CLIPPED_RISE:
         reason = (
             f"{_percent(new.clipped)} of the tokens have exactly the same extreme value, so the values "
@@ -391,7 +391,7 @@ def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iter
 
 
 def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule]) -> Iterator[Check]:
-    """Find a column that was saved twice: far more log-probs are bit-identical than in the baseline."""
+    """Check for too many bit-identical log-probs, as if one column was saved both as rollout and as train."""
     if any(rule.metric == "bitwise_all" and rule.min is not None for rule in rules):
         return
     share, before = _value(run, "bitwise_share"), None if accepted is None else _value(accepted, "bitwise_share")
@@ -429,7 +429,7 @@ def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[
 
 
 def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Compare the size of the log-probs with the baseline, because they may be in another unit, such as bits."""
+    """Check that the mean log-probs are close to the baseline's. If not, they may have another unit, such as bits."""
     here, there = (each.content.responses if each.content is not None else "" for each in (run, accepted))
     scale = _SCALE_OF_SAME_TOKENS if here and here == there else _SCALE
     found = []
@@ -468,7 +468,7 @@ def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[C
 
 
 def count_responses(sample: ClusterSample) -> Float64s:
-    """Return the number of sequences in each cluster [N], including sequences without valid tokens."""
+    """Return the number of sequences per cluster [clusters]. Sequences without valid tokens also count."""
     names = (name for name in ("sequences", "empty_sequences") if name in sample.columns)
     return sum((sample.column(name) for name in names), np.zeros(len(sample)))
 
@@ -490,7 +490,7 @@ def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Che
 
 
 def _shares_distance(here: Float64s, there: Float64s) -> float:
-    """Return the total variation distance of two histograms, from 0 (equal shares) to 1 (no common bin)."""
+    """Return the total variation distance of two histograms: 0 for equal shares in each bin, 1 without a common bin."""
     return float(np.abs(here / max(here.sum(), 1.0) - there / max(there.sum(), 1.0)).sum() / 2)
 
 

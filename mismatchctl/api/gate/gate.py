@@ -1,4 +1,4 @@
-"""Judge a Result by rules: each check is passed, failed or undecided. Read Results, and write baselines."""
+"""Judge a Result by rules: each check is passed, failed or undecided. This module also reads and writes baselines."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JudgedPlace:
-    """The place that a rule judges: a whole run, one step, or one value of a `--by` column."""
+    """The data that a rule judges: a whole run, one of its steps, or its rows with one value of a column."""
 
     run: RunResult
     per: str = "overall"
@@ -117,7 +117,7 @@ def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
 
 
 def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
-    """Return the same column value in the baseline. A step is compared with the whole run."""
+    """Return the part of the baseline to compare `place` with: the same column value, or `whole` for a run or step."""
     if place.per in ("overall", "step") or place.groups is None:
         return whole
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
@@ -128,44 +128,44 @@ def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
 
 
 DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
-"""Default and maximum false-failure rate over all checks."""
+"""Default and maximum of `level`: the accepted probability that any check fails by chance."""
 BASELINE_MARGIN = 1.25
-"""P-values of comparisons are multiplied by this factor. Without it, up to 6.2% of healthy pairs had p <= 5%."""
+"""Comparisons with a baseline multiply p-values by this. Without it, up to 6.2% of healthy dumps had p <= 5%."""
 _NOISE_REASON = "beyond the limit, but within noise"
 _NOT_FINITE_REASON = "the value or its limit is not finite"
 _FEW_TOKENS_REASON = (
     "above the limit because of a few tokens. Their effect cannot be judged with this number of sequences"
 )
 _FAR_FACTOR = 3.0
-"""A value above this multiple of its limit never passes."""
+"""If only a few tokens exceed the limit, and not significantly, the value may reach this multiple of the limit."""
 _DILUTED_REASON = "above the limit on the baseline's prompts, but the dump's other prompts hide this rise"
 _DIFFERENT_TOKENS_REASON = "the dump lacks the tokens of the baseline. Score the same prompts and responses again"
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 _BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
 _DILUTED_SHARE = 0.2
-"""If the share of new clusters is above this value, the baseline's clusters are also judged alone."""
+"""If more than this share of the dump's clusters is not in the baseline, the other clusters are also judged alone."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The accepted Result, if there is one, and how to compare with it."""
+    """The accepted Result to compare with (None: there is no baseline), and options of the comparison."""
 
     name: str | None = None
     result: Result | None = None
-    fixed_tokens: bool = False  # True if dumps must contain the same prompts and responses, scored again
-    accept: bool = False  # True if the judged Result becomes the next baseline regardless of the verdict
+    fixed_tokens: bool = False  # True if the dump must contain the baseline's responses with new log-probs
+    accept: bool = False  # True if the Result becomes the next baseline, even if a check fails
 
 
 @dataclass
 class _Case:
-    """One bound of a rule at one place, with the resulting check."""
+    """One bound of a rule (such as `max`) for one run, step or column value, with the check that results."""
 
     rule: Rule
     target: RuleTarget
     bound: float | Allowance
     check: Check
     place: JudgedPlace | None
-    accepted: JudgedPlace | None = None  # part of the baseline to compare with
+    accepted: JudgedPlace | None = None  # what `place` is compared with in the baseline
 
     @property
     def lower(self) -> bool:
@@ -174,7 +174,7 @@ class _Case:
     @property
     def is_resampled(self) -> bool:
         if self.check.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
-            return False  # a single bad token exceeds a limit of 0
+            return False  # one bad token exceeds a limit of 0, so no test is needed
         return self.target.table.is_resampled
 
 
@@ -185,7 +185,7 @@ def judge(
     level: float = DEFAULT_LEVEL,
     limits: Tolerances | None = None,
 ) -> Verdict:
-    """Judge each run by each rule, and check that the data is complete and plausible."""
+    """Judge each run of `result` by each rule, and check that the data is complete and plausible."""
     _check_level(level)
     against, limits = against or Baseline(), limits or Tolerances()
     baseline = against.result
@@ -194,7 +194,7 @@ def judge(
     notes += [text for name in named for text in load_framework(name).warnings]
     cases = [case for rule in rules for case in _list_cases(rule, result, against)]
     case_level = level / max(sum(case.is_resampled for case in cases), 1) / BASELINE_MARGIN
-    with np.errstate(all="ignore"):  # overflows are judged as not finite
+    with np.errstate(all="ignore"):  # a value that overflows gets the reason _NOT_FINITE_REASON
         for case in cases:
             _judge_case(case, case_level, fixed_tokens=against.fixed_tokens)
     checks = [case.check for case in cases]
@@ -224,7 +224,7 @@ def _check_level(level: float) -> None:
 
 
 def _confirm_failure(check: Check, *, significant: bool) -> None:
-    """Keep a significant failure. Change any other failure to passed or undecided."""
+    """Leave a significant failure as it is. Change a failure that is not significant to passed or undecided."""
     exceeds = exceeds_limit(check)
     if significant:
         check.reason = "" if exceeds else STATISTIC_REASONS.get(check.statistic, "")
@@ -282,7 +282,7 @@ def no_baseline() -> str:
 
 
 def _comparable_run(target: RuleTarget, name: str, result: Result, against: Baseline) -> tuple[JudgedPlace | None, str]:
-    """Return the matching run of the baseline, or the reason why no run can be compared."""
+    """Return the baseline's run to compare the run `name` with, or None and the reason why this is impossible."""
     baseline = against.result
     if baseline is None:
         return None, FIRST_BASELINE_REASON if against.accept else no_baseline()
@@ -364,7 +364,7 @@ def _judge_change(case: _Case, sample: ClusterSample, baseline: ClusterSample, l
 
 
 def _is_diluted(case: _Case, sample: ClusterSample, baseline: ClusterSample, level: float) -> bool:
-    """Return True if the shared clusters fail the rule, but new clusters hide this failure."""
+    """Return True if the clusters that are also in the baseline fail the rule alone, so that new clusters hide this."""
     keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
     if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
         return False
@@ -403,7 +403,7 @@ def _explain_missing_layers(cases: Sequence[_Case]) -> Iterator[str]:
 
 
 def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
-    """Judge a metric that cannot be resampled by its value and interval in the Result."""
+    """Judge a metric that cannot be resampled, such as a quantile, by the value and interval in the Result."""
     check, found = case.check, place.recorded(case.target.key, case.target.correction)
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences").value or 0)
@@ -421,7 +421,7 @@ def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(case: _Case) -> tuple[float, float, float] | None:
-    """Return the limit, and the limits at both ends of the baseline's 95% interval."""
+    """Return three limits, computed from the baseline's value and from the low and high end of its 95% interval."""
     check, bound = case.check, case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound
@@ -476,7 +476,7 @@ def _finite_or_none(value: float) -> float | None:
 
 
 def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
-    """Keep only the parts of a Result that later gates need."""
+    """Return a smaller copy of `result` to save as the baseline. It only contains what later gates compare."""
     old = result.provenance
     accepted = model.Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
     provenance = model.Provenance(
@@ -507,7 +507,7 @@ def _reduce_run(run: RunResult) -> RunResult:
         by={column: _reduce_groups(groups) for column, groups in run.by.items()},
         distribution=model.Distribution(edges=[], tokens=[], k3=[]), breakdowns={},
         joint=model.JointDistribution(width=1.0, x=[], y=[], tokens=[]), worst_tokens=[], worst_sequences=[],
-        clusters=_fold_table(run.clusters, sample.keys, sample.sums),  # one row per cluster over all steps
+        clusters=_fold_table(run.clusters, sample.keys, sample.sums),  # one row per cluster, summed over all steps
         content=None if run.content is None else run.content.model_copy(update={"example": ""}),
     )  # fmt: skip
 
@@ -538,7 +538,7 @@ def _fold_table(table: model.Clusters, keys: Hashes, sums: Float64s, values: Has
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write a baseline as JSON to a file, or to the next numbered file of a folder."""
+    """Write a baseline as JSON to the file `place`. If `place` is a folder, add a numbered file such as 0001.json."""
     content = "".join(_format_lines(baseline.to_data())) + "\n"
     write_atomically(NextNumber(place) if place.is_dir() else place, content.encode())
     return place
@@ -571,7 +571,7 @@ def load_result(
     corrections: Sequence[Correction] = (),
     **options: Unpack[ReadOptions],
 ) -> Result:
-    """Read a Result. If `paths` are dumps, analyze the columns and corrections that the rules need."""
+    """Read a saved Result. If `paths` are dumps, analyze them, with the columns and corrections that the rules name."""
     dumps = [source for source in paths if not isinstance(source, Result)]
     saved = [each for each in paths if isinstance(each, Result) or (isinstance(each, str) and is_result(each))]
     if saved:
@@ -617,7 +617,7 @@ def read_baseline(baseline: str | os.PathLike[str] | Result | None, *, fixed_tok
 def plan_sample_sizes(
     result: Result, rules: Sequence[Rule], regression: float, against: Baseline, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
-    """Estimate the data that each rule with `max` or `increase` needs to detect a rise by `regression` (0.1: 10%)."""
+    """Estimate how much data each rule with `max` or `increase` needs to detect a rise by `regression` (0.1: 10%)."""
     _check_level(level)
     found = []
     level /= BASELINE_MARGIN * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
@@ -677,7 +677,7 @@ def _judge_log(rule: Rule, run: LoggedValues, kind: BoundKind) -> Check:
 
 
 def _find_name(metric: str, run: LoggedValues) -> str | None:
-    """Find the name of a metric in the log: METRIC, PREFIX/METRIC, or another name with the same meaning."""
+    """Find the name of `metric` in a log: the same name, PREFIX/name, or a framework's name for the same metric."""
     if metric in run.values:
         return metric
     same = [name for name in run.values if name.rpartition("/")[2] == metric]

@@ -1,4 +1,4 @@
-"""Statistical power of the gate: the smallest rise that the gate detects, and the sample size for a given rise."""
+"""Statistical power: which rise of a metric does the gate detect, and how many clusters does a given rise need?"""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from mismatchctl.stats.resampling import count_relabelings
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence
 
 MIN_CLUSTERS = 5
-"""Minimum number of clusters. With fewer clusters, permutation tests are never significant at the usual level."""
+"""Minimum number of clusters. With only 4 clusters, the same in dump and baseline, no p-value is below 1/16."""
 STATED_POWER, TARGET_POWER = 0.8, 0.9
-"""The gate promises to detect a change with STATED_POWER. The estimated power must reach TARGET_POWER, because the
-estimate is up to 0.1 too high for heavy tails."""
-_MAX_FACTOR = 100.0  # larger factors are not searched
+"""The gate reports the rise that it detects in a share STATED_POWER of all dumps. In simulations, it must detect this
+rise in a share TARGET_POWER, because simulated power is up to 0.1 too high for heavy tails."""
+_MAX_FACTOR = 100.0  # rises by a larger factor are not tried
 _POWER_DRAWS = 1024
-_MAX_EXACT_CLUSTERS = 64  # if a dump has more clusters, they are merged. This has little effect on means.
-_MIN_RESOLVED_LEVEL = 0.01  # smaller levels need more draws, so the threshold at this level is scaled instead
+_MAX_EXACT_CLUSTERS = 64  # with far more clusters, groups of them are merged to save time
+_MIN_RESOLVED_LEVEL = 0.01  # for a smaller level, this level's critical p-value is scaled down
 _SEED = 20251122  # fixed, so that equal data gives equal answers
 _POWER_QUANTILE = NormalDist().inv_cdf(STATED_POWER)
-_LOST_INDEX = 3  # index of the statistic "lost" in `k3_statistics`
+_LOST_INDEX = 3  # index of the statistic "lost" in the list from `k3_statistics`
 
 
 @dataclass(frozen=True)
 class ClusterSizes:
-    """Numbers of clusters: in the new dump, in the baseline, and in both."""
+    """Number of clusters in the new dump, in the baseline (`old`), and in common (`shared`)."""
 
     new: int
     old: int
@@ -58,9 +58,9 @@ class ClusterSizes:
 
 
 class _SimulatedGate:
-    """Applies the gate to simulated dumps: clusters drawn at random from the real dumps, with a rise of the metric.
+    """Applies the gate to simulated dumps. They consist of random clusters of the real dumps, with a higher metric.
 
-    Without a `baseline`, the simulated dump and the simulated baseline have no common clusters.
+    Without a `baseline`, `sample` replaces it, and the simulated baseline has no clusters in common with the dump.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class _SimulatedGate:
         allowance: Allowance, level: float,
     ) -> None:  # fmt: skip
         known = len(sample) if baseline is None else min(len(sample), len(baseline))
-        fold = max(min(sizes.new, sizes.old, known) // _MAX_EXACT_CLUSTERS, 1)  # clusters that are merged into one
+        fold = max(min(sizes.new, sizes.old, known) // _MAX_EXACT_CLUSTERS, 1)  # number of clusters merged into one
         self._sizes, self._drawn, self._level, self._metric, self._allowance = (
             sizes, sizes.over(fold), level, metric, allowance,
         )  # fmt: skip
@@ -80,20 +80,20 @@ class _SimulatedGate:
             for each, place in zip((sample, baseline), places, strict=True):
                 sums = each.sums[:, [each.columns[name] for name in names]]
                 blocks += [_fold_rows(sums[place], fold), _fold_rows(np.delete(sums, place, axis=0), fold)]
-        sums, self._shared = np.concatenate(blocks), len(blocks[0])  # the first rows are the shared clusters
-        self._second = 0 if baseline is None else len(blocks[0]) + len(blocks[1])  # first cluster of the baseline
+        sums, self._shared = np.concatenate(blocks), len(blocks[0])  # rows that dump and baseline share come first
+        self._second = 0 if baseline is None else len(blocks[0]) + len(blocks[1])  # the baseline's first row
         self._sample = ClusterSample(np.arange(len(sums), dtype=np.uint64), tuple(names), sums)
         self._layers = K3Layers.from_sample(self._sample) if is_layered(metric, lower=False) else None
 
     @property
     def is_possible(self) -> bool:
-        """Return True if the metric is positive and the dumps have enough clusters for a significant failure."""
+        """Return True if the metric is above 0, and the dumps have enough clusters for a p-value of at most `level`."""
         value = self._metric.of(self._sample)
         finite = self._layers is None or bool(np.isfinite(self._layers.k3).all())
         return self._sizes.least_p <= self._level and math.isfinite(value) and value > 0 and finite
 
     def detects(self, factor: float) -> bool:
-        """Return True if the gate detects a rise by `factor` in at least TARGET_POWER of the simulated dumps."""
+        """Return True if TARGET_POWER (90%) of the simulated dumps fail when the metric is multiplied by `factor`."""
         values, weights = self._plant(factor)
         pairs = np.arange(self._shared)
         ways = np.concatenate([pairs, pairs + self._second]), np.concatenate([pairs + self._second, pairs])
@@ -111,7 +111,7 @@ class _SimulatedGate:
         return bool(power >= TARGET_POWER)
 
     def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
-        """Return the statistics of each cluster with the rise and without it, both [N, K], and their weights [K]."""
+        """Return K test statistics of N clusters, with and without the rise (two arrays [N, K]), and K weights."""
         layers, sizes, sample = self._layers, self._sizes, self._sample
         if layers is None:
             statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
@@ -127,7 +127,7 @@ class _SimulatedGate:
         return [self._center(np.stack(each, axis=1)) for each in sides], weights
 
     def _center(self, values: Float64s) -> Float64s:
-        """Shift the values of both samples to the mean of the baseline, so that only their noise differs."""
+        """Shift the values of the new dump to the mean of the baseline, so that the two only differ by noise."""
         blocks = [each for each in (values[: self._second], values[self._second :]) if len(each)]
         return np.concatenate([blocks[-1].mean(axis=0) + _inflated_deviations(each) for each in blocks])
 
@@ -137,7 +137,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Return the deviations from the mean. They are enlarged if a few clusters dominate, which hides noise."""
+    """Return the deviations from the mean. If a few clusters dominate, the noise looks too small, so enlarge them."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
@@ -149,7 +149,7 @@ def _inflated_deviations(values: Float64s) -> Float64s:
 def _draw_scores(
     apart: Float64s, mixed: Float64s, sizes: ClusterSizes, new: tuple[float, ...], old: tuple[float, ...]
 ) -> Float64s:
-    """Return one z-score per simulated dump and statistic [_POWER_DRAWS, K]."""
+    """Return the z-score of each of K statistics in each simulated dump, [_POWER_DRAWS, K]."""
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
     degrees = sizes.shared - 1
@@ -165,14 +165,14 @@ def _draw_scores(
         degrees += n + m - 1
     with np.errstate(all="ignore"):
         share = np.minimum(np.nan_to_num(total**2 / np.maximum(spread, 0.0)) / (degrees + 1), 1 - 1e-12)
-    bend = (8 * degrees + 1) / (8 * degrees + 3)  # converts Student's t to a normal number (Wallace 1959)
+    bend = (8 * degrees + 1) / (8 * degrees + 3)  # converts Student's t to a z-score (Wallace 1959)
     found: Float64s = np.sign(total) * np.sqrt(-degrees * np.log1p(-share)) * bend
     return found
 
 
 @lru_cache(maxsize=8)
 def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
-    """Draw how often each simulated dump contains each cluster [_POWER_DRAWS, len(chances)]."""
+    """Return how often each simulated dump contains each cluster, [_POWER_DRAWS, len(chances)]."""
     return np.random.default_rng([_SEED, salt]).multinomial(size, chances, _POWER_DRAWS).astype(np.float64)
 
 
@@ -184,7 +184,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the p-value at which a share `level` of the simulated dumps fails without a change."""
+    """Return the p-value that fails a share `level` of the dumps simulated without a rise (`null`: their z-scores)."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -196,14 +196,14 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 def detectable_factor(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the smallest rise that the gate detects, as a factor (2: doubled), if it detects any rise."""
+    """Return the smallest rise that the gate detects, as a factor (2: doubled), or None if it detects no rise."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     simulated = _SimulatedGate(sample, baseline, sizes, metric, allowance, level)
     return _find_smallest(simulated.detects, _MAX_FACTOR) if simulated.is_possible else None
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number up to `most` that makes `found` true, within 0.5%, if there is one."""
+    """Return the smallest number from 1 to `most` for which `found` returns True (up to 0.5% too large), or None."""
     low, high = 1.0, 2.0
     while not found(high):
         if high >= most:
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return the minimum number of clusters for a significant failure. By default, both dumps share all clusters."""
+    """Return how many clusters p <= `level` needs: all in common (None), or none in common with `baseline` old ones."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1
@@ -227,7 +227,7 @@ _MAX_CLUSTERS = 1 << 20
 
 
 class SampleSizePlan(BaseModel):
-    """The sample size that is needed to detect a regression."""
+    """The number of clusters that a dump needs so that the gate detects a regression, and the number it has."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -245,7 +245,7 @@ def required_sample_size(
     run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
     allowance: Allowance, level: float,
 ) -> SampleSizePlan:  # fmt: skip
-    """Estimate the size of dump and baseline that is needed to detect a rise by `regression` (0.1: 10%)."""
+    """Estimate how many clusters the dump and its baseline each need to detect a rise by `regression` (0.1: 10%)."""
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
     @cache

@@ -1,4 +1,4 @@
-"""Rules of the gate: read rules, and find the metric that a rule judges."""
+"""Rules of the gate: the class `Rule`, how to parse rules, and how to find the metric that a rule judges."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import TableMetric, find_metric
 
 ANY_CORRECTION = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
-"""Placeholder correction that has every metric of corrections."""
+"""Placeholder for the correction of a rule, to check the rule's metric before the Result is read."""
 
 
 @dataclass(frozen=True)
 class RuleTarget:
     """The metric that a rule judges."""
 
-    key: str  # key of the metric in a Result
+    key: str  # key of the metric in a Result, such as `k3`
     table: TableMetric = field(repr=False)
     correction: str | None = None
-    words: str = ""  # if the rule contains a framework's name for the metric, the meaning of this name
+    words: str = ""  # a framework's name explained: "rollout_corr/kl of verl@2026-08 is k1"
 
     @property
     def metric(self) -> Metric:
@@ -40,7 +40,7 @@ class RuleTarget:
 
 
 def find_target(name: str, framework: str = "", correction: Correction | None = None) -> RuleTarget:
-    """Find a metric by its key, or by the name that a framework logs."""
+    """Find a metric by its key (`k3`), or by the name that a framework logs (`rollout_corr/kl`)."""
     found = resolve_metric(name, framework, correction)
     if found.source == "logged":
         problem = f"{found.name} of {found.framework} is not equal to any metric of mismatchctl"
@@ -60,7 +60,7 @@ def find_target(name: str, framework: str = "", correction: Correction | None = 
 
 RULE_SUFFIXES = (".yaml", ".yml", ".toml")
 DEFAULT_TOLERANCE = 0.25
-"""Relative increase over the baseline that a rule allows by default (docs/methods/gate.md)."""
+"""A rule without a bound allows the metric to get worse by 25% of the baseline's value (docs/methods/gate.md)."""
 
 
 def _parse_number(value: Any) -> Any:
@@ -72,25 +72,25 @@ def _parse_number(value: Any) -> Any:
 FiniteNumber = Annotated[float, BeforeValidator(_parse_number), Field(allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_parse_number), Field(ge=0)]
 _SHARE_UNITS = frozenset({"fraction", "probability", "ratio", "correlation", "0/1", "-", ""})
-"""For metrics in these units, a rule may contain a percentage: 5% means 0.05."""
+"""For metrics in these units, `max` and `min` may be percentages: 5% means 0.05."""
 
 
 class Rule(BaseModel):
-    """One rule: a metric, its bounds, and the places to judge (the run, each step or each column value)."""
+    """One rule: a metric, its bounds, and whether it judges a run, each of its steps, or each value of a column."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    metric: str = Field(default="k3", min_length=1, description="a metric, or a name that a framework logs")
-    framework: str = Field(default="", description="framework of the name, NAME or NAME@VERSION; empty: any framework")
-    correction: str | None = Field(default=None, description="the correction that the metric belongs to")
+    metric: str = Field(default="k3", min_length=1, description="key of a metric, or a framework's name for it")
+    framework: str = Field(default="", description="framework that logs `metric`, as NAME or NAME@VERSION; empty: any")
+    correction: str | None = Field(default=None, description="correction that the metric describes, such as token_tis")
     per: str = Field(
-        default="overall", min_length=1, description="overall, step, or a column: one check for each value"
+        default="overall", min_length=1, description="overall (the run), step (each step), or a column (each value)"
     )
-    max: FiniteNumber | None = Field(default=None, description="largest value")
-    min: FiniteNumber | None = Field(default=None, description="smallest value")
-    increase: Allowance | None = Field(default=None, description="largest rise over the baseline: 20%, 1e-4, 20%+1e-4")
-    decrease: Allowance | None = Field(default=None, description="largest fall below the baseline")
-    sequences: Count = Field(default=0, description="a check with fewer sequences cannot be judged")
+    max: FiniteNumber | None = Field(default=None, description="largest value that passes")
+    min: FiniteNumber | None = Field(default=None, description="smallest value that passes")
+    increase: Allowance | None = Field(default=None, description="allowed rise over the baseline: 20%, 1e-4, 20%+1e-4")
+    decrease: Allowance | None = Field(default=None, description="allowed fall below the baseline, such as 20%")
+    sequences: Count = Field(default=0, description="if the dump has fewer sequences, the check is undecided")
 
     @model_validator(mode="after")
     def _in_order(self) -> Rule:
@@ -115,12 +115,12 @@ class Rule(BaseModel):
 
 
 DEFAULT_RULES = (Rule(increase=Allowance(relative=DEFAULT_TOLERANCE)), Rule(metric="bitwise_all", max=0.0))
-"""Default rules: K3 must not rise by more than DEFAULT_TOLERANCE, and not all log-probs may be bit-identical."""
+"""Default rules: K3 must not rise by more than 25%, and at least one log-prob must differ between rollout and train."""
 BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 
 
 def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
-    """Parse a rule (`k3:max=0.01,per=step` or YAML), or read a file of rules. `any_name` allows unknown metrics."""
+    """Parse a rule (`k3:max=0.01,per=step` or YAML), or read a file of rules. `any_name` allows unknown names."""
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text), any_name)
     where = wording(python=f"rule {text!r}", command=f"--rule {text}")

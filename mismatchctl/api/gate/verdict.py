@@ -1,4 +1,4 @@
-"""Result classes of `gate`, and functions that describe a verdict in words."""
+"""The verdict of `gate` and its checks, and functions that describe them in words."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Pairing = Literal["none", "some clusters", "same clusters", "same tokens"]
 Interval = tuple[float, float]
 
 LOWER_KINDS: tuple[BoundKind, ...] = ("min", "decrease")
-"""A check with one of these bounds fails if the value is below the limit. Other checks fail above the limit."""
+"""A check with one of these bounds fails below its limit. A check with `max` or `increase` fails above its limit."""
 COVERAGE_RULE = "coverage"
-"""Checks that do not belong to a rule have this rule name."""
+"""`Check.rule` of the checks that are made without a rule, such as the check for missing steps."""
 FIRST_BASELINE_REASON = "no baseline existed. This dump is now the baseline for later dumps"
 FIRST_BASELINE_HEADLINE = "baseline recorded. Commit the file, so that later dumps are compared with it"
 STATISTIC_REASONS = {
@@ -35,40 +35,40 @@ STATISTIC_REASONS = {
     "evened": "K3 with more weight on confident tokens (evened) is beyond its limit",
     "lost": "more tokens have a large log ratio than in the baseline, and the rules do not allow this",
 }
-"""Reasons why a check of K3 fails although K3 itself does not exceed its limit."""
+"""Statistic of K3 -> the reason why a check fails if this statistic exceeds its limit, but the mean of K3 does not."""
 
 _OUTCOME_ORDER: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
 
 class Check(FiniteModel):
-    """The result of one bound of a rule at one place."""
+    """The result of one bound of a rule (such as `max`) for one run, step or column value."""
 
     rule: str
     run: str
-    place: str  # `overall`, `step 3` or `worker 2`
+    place: str  # `overall`, `step 3` or `worker 2` (a value of a column)
     metric: str  # as named in the rule
     title: str
     unit: str
     kind: BoundKind
-    meaning: str = ""  # if `metric` is a framework's name for a metric, the meaning of this name
+    meaning: str = ""  # which metric it is, if `metric` is a framework's name
     value: float | None = None
-    interval: Interval | None = None  # 95% interval
+    interval: Interval | None = None  # 95% confidence interval of `value`
     limit: float | None = None  # for increase and decrease: value of the baseline plus or minus the allowance
     allowance: str = ""
     baseline: float | None = None
     baseline_interval: Interval | None = None
-    covers: float | None = None  # if the tail is heavy: how often such an interval contains the true value
+    covers: float | None = None  # if the tail is heavy: share of such intervals that contain the true value
     baseline_covers: float | None = None
-    p: float | None = None  # one-sided p-value of the test that the limit is exceeded, adjusted for all checks
+    p: float | None = None  # one-sided p-value of "the limit is not exceeded", adjusted for the number of checks
     clusters: int = 0
     clustered_by: str = ""
     sequences: int = 0
-    pairing: Pairing = "none"  # which clusters the baseline also has
-    detectable: float | None = None  # smallest value that the gate would find in 4 of 5 dumps of this size
-    statistic: str = ""  # statistic of K3 that exceeds the limit most significantly
+    pairing: Pairing = "none"  # clusters that dump and baseline have in common
+    detectable: float | None = None  # smallest value that would fail in 4 of 5 dumps of this size
+    statistic: str = ""  # the statistic of K3 with the smallest p-value, such as "bulk"
     parts: list[K3Part] = Field(default_factory=list)
     outcome: Outcome = "undecided"
-    reason: str = ""  # why the outcome is undecided, or a limitation of the check
+    reason: str = ""  # why the outcome is undecided, or a remark on a passed or failed check
     says: str = ""
 
 
@@ -76,8 +76,8 @@ class Verdict(View, FiniteModel):
     """All checks, and the worst outcome among them.
 
     - `outcome`: "passed", "failed" or "undecided".
-    - `checks`: one check per bound of a rule and per place (run, step or value of a column), and checks of the data.
-    - `level`: accepted false-failure rate of all checks together.
+    - `checks`: one check per bound of a rule, for each run, step or column value. Then the checks of the data.
+    - `level`: accepted probability that any check fails by chance.
     - `baseline`: path of the baseline, or null.
     - `notes`: messages that do not change the outcome, for example that the dump is much smaller than the baseline.
     - `growth`: how K3 grew over the steps, for each run with more than one step.
@@ -96,12 +96,12 @@ class Verdict(View, FiniteModel):
     says: str = ""
 
     def to_json(self) -> str:
-        """Return strict JSON, as `mismatchctl gate --json` prints it."""
+        """Return JSON without NaN and infinity, as `mismatchctl gate --json` prints it."""
         return json_text(self.model_dump(mode="json"))
 
     @property
     def passed(self) -> bool:
-        """Return True if every check passed. An undecided verdict counts as not passed."""
+        """Return True if every check passed, and False if a check failed or is undecided."""
         return self.outcome == "passed"
 
     def __bool__(self) -> bool:
@@ -131,7 +131,7 @@ _PAIRING_TEXTS = {
     "same tokens": ", the same tokens as in the baseline",
 }
 MAX_SHOWN_CHECKS = 8
-"""Maximum number of checks that are shown per rule."""
+"""Maximum number of checks that are shown for each rule and run."""
 
 
 def add_sentences(verdict: Verdict) -> Verdict:
@@ -184,7 +184,7 @@ def check_name(check: Check) -> str:
     if check.allowance:
         allowed = check.allowance.replace("+", " + ")
         return f"{label} within {allowed} of baseline{_place_text(check)}"
-    if check.metric == "bitwise_all" and check.place == "overall":  # 0 or 1
+    if check.metric == "bitwise_all" and check.place == "overall":  # the value is 0 or 1
         return "all log-probs identical" if check.kind in LOWER_KINDS else "not all log-probs identical"
     side = "at least" if check.kind in LOWER_KINDS else "at most"
     bound = "" if check.limit is None else f" {side} {_plain_number(check.limit, check.unit)}"
@@ -192,7 +192,7 @@ def check_name(check: Check) -> str:
 
 
 def metric_label(check: Check) -> str:
-    """Return the metric and its correction, such as `ESS of geo_rs`. For a check without a rule, return its title."""
+    """Return the metric and its correction, such as `ess_token of geo_rs`, or the title of a check of the data."""
     if check.rule == COVERAGE_RULE:
         return check.title
     label = re.sub(r"(?<![a-z])k(?=[123]$)", "K", check.metric)
@@ -259,7 +259,7 @@ _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder (many tokens)
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
-    """Describe how K3 changed in most tokens (bulk), in many tokens (shoulder) and in few tokens (tail)."""
+    """Describe how each part of K3 changed: bulk (most tokens), shoulder (many tokens) and tail (a few tokens)."""
     found = []
     for part in check.parts:
         if part.rise is not None:
@@ -277,7 +277,7 @@ def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
 
 
 def _format_rise(rise: float) -> str:
-    """Format a relative change as a percentage, or as a factor if the value more than doubled."""
+    """Format a relative change: 0.5 as `+50%`, and 3 as `4x`, because the value more than doubled."""
     rise = 0.0 if abs(rise) < ROUNDING_TOLERANCE else rise
     if rise > 1:
         return f"{format_number(1 + rise)}x"
@@ -290,12 +290,12 @@ def verdict_headline(verdict: Verdict) -> str:
 
 
 def is_first_baseline(verdict: Verdict) -> bool:
-    """Return True if the dump becomes the first baseline, and each check that does not need a baseline passed."""
+    """Return True if the dump becomes the first baseline, and all checks that need no baseline passed."""
     return {outcome_label(check) for check in verdict.checks} - {"passed"} == {"recorded"}
 
 
 def outcome_label(check: Check) -> str:
-    """Return the outcome as a word, or "recorded" if the value becomes a part of the first baseline."""
+    """Return the outcome. If there was no baseline yet and the dump becomes the baseline, return "recorded"."""
     return "recorded" if check.reason == FIRST_BASELINE_REASON else check.outcome
 
 
@@ -355,7 +355,7 @@ def _describe_doubt(check: Check) -> str:
 
 
 def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
-    """Select at most MAX_SHOWN_CHECKS checks of one rule and run, and count the other checks."""
+    """Return the worst checks of one rule on one run, at most MAX_SHOWN_CHECKS, and the number of checks left out."""
     if len(checks) <= MAX_SHOWN_CHECKS:
         return list(checks), 0
     shown = sorted(checks, key=lambda check: -_OUTCOME_ORDER.index(check.outcome))
