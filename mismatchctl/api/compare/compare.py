@@ -49,7 +49,7 @@ def compare(
     by: Sequence[str] = (),
     **options: Unpack[ReadOptions],
 ) -> model.Comparison:
-    """Compare every later run with the first run."""
+    """Compare each of the other runs with the first run. One dump or Result may contain several runs."""
     read = partial(analyze, corrections=corrections, by=by, every_cluster=True, findings=False, **options)
     sources, warnings = _read_sources(paths, read)
     samples = [build_run_sample(source.run) for source in sources]
@@ -71,14 +71,14 @@ def compare(
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the runs to compare, and the Result that contains it."""
+    """One of the runs to compare, and the Result that contains this run."""
 
     name: str
     path: str
     kind: Literal["dump", "result"]
     result: Result
     run: RunResult
-    storage: Mapping[str, str]  # data types of the stored log-probs
+    storage: Mapping[str, str]  # column -> data type of its log-probs in the dump
 
 
 def _read_sources(
@@ -115,7 +115,7 @@ def _read_sources(
 
 
 def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Give each run a unique name. If necessary, add the path, and then a number."""
+    """Give each run a unique name. If two runs have the same name, use their paths. To equal paths, add a number."""
     shared, seen = Counter(source.name for source in sources), Counter[str]()
     named = []
     for source in sources:
@@ -145,7 +145,7 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> model.Side:
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, model.Change]:
-    """Compare the metrics of each correction that has the same definition in both runs. The keys are `name/metric`."""
+    """Compare the metrics of corrections that have the same definition in the two runs. Keys: `correction/metric`."""
     return {
         f"{correction.name}/{key}": tested
         for correction in first.result.corrections
@@ -166,7 +166,7 @@ def _build_contrast(
     shared, same = samples[0].count_common(samples[1]), samples[0].equal_sides(samples[1])
     grouped: dict[str, dict[str, model.Change]] = {}
     for place, change in corrected.items():
-        name, _, key = place.rpartition("/")  # a name may contain slashes, a key does not
+        name, _, key = place.rpartition("/")  # a correction name may contain slashes, a metric key does not
         grouped.setdefault(name, {})[key] = change
     found = model.Contrast(
         other=other.name,
@@ -214,7 +214,7 @@ NOT_RESAMPLED_REASON = (
 TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
 _RELATIVE_UNITS = ("nats", "nats/token")
 _EQUALITY_TOLERANCE = 1e-12
-"""Values are equal if they differ by less than this share, because the order of rows changes the rounding."""
+"""Two values count as equal if their relative difference is smaller. The order of rows affects the rounding."""
 
 
 def compare_metrics(
@@ -225,12 +225,12 @@ def compare_metrics(
 ) -> dict[str, model.Change]:
     keys, metrics = [key for key in reference if key in other], dict[str, TableMetric]()
     for key in keys:
-        with suppress(ConfigError):  # a metric of another version of mismatchctl
+        with suppress(ConfigError):  # another version of mismatchctl has metrics that this one lacks
             metrics[key] = find_metric(key, correction)
     smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
     draws = resample_metrics(samples, list(smooth.values())) if smooth else [[], []]
     pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
-    with np.errstate(all="ignore"):  # overflows do not have a p-value
+    with np.errstate(all="ignore"):  # a metric that overflows gets no p-value
         p = {key: value for key, value in permutation_p_values(smooth, samples).items() if np.isfinite(value)}
     return {
         key: _build_change(metrics.get(key), reference[key], other[key], pairs.get(key), p.get(key)) for key in keys
@@ -240,9 +240,9 @@ def compare_metrics(
 def permutation_p_values(
     metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, float]:
-    """Return a two-sided p-value for each metric, from the permutation test of the gate.
+    """Return a two-sided p-value for each metric, from the same permutation test as in `gate`.
 
-    If both Results contain LAYER_COLUMNS, K3 is tested with several statistics, not only with its mean.
+    If both Results contain LAYER_COLUMNS, K3 of most tokens and K3 of few tokens are tested too, not only the mean K3.
     """
     reference, other = samples
     if not metrics or not all(map(len, samples)):
@@ -252,14 +252,14 @@ def permutation_p_values(
     new, old = (np.stack([getattr(each, side) for each in either], axis=1) for side in ("new", "old"))
     found = dict(zip(metrics, exchange.two_sided_p_values(new, old).tolist(), strict=True))
     for (key, metric), plain in zip(metrics.items(), either, strict=True):
-        if find_layers(other, reference, metric, lower=False) is not None:  # the parts are only tested for a rise
+        if find_layers(other, reference, metric, lower=False) is not None:  # finds only rises: swap if K3 fell
             sides = (other, reference) if plain.exceeds_limit else (reference, other)
             found[key] = min(1.0, 2 * compare_samples(*sides, metric, Allowance()).p)
     return found
 
 
 def adjust_p_values(families: Sequence[Mapping[str, model.Change]]) -> list[dict[str, model.Change]]:
-    """Adjust the p-values for multiple tests: PRIMARY_METRICS by Holm's method, others by Benjamini and Hochberg's."""
+    """Adjust p-values for the number of tests: PRIMARY_METRICS by Holm's method, all others by Benjamini-Hochberg."""
     found = [dict(changes) for changes in families]
     for adjust, is_primary in ((adjust_holm, True), (adjust_fdr, False)):
         places = [
@@ -335,18 +335,18 @@ def _difference_interval(draws: Float64s) -> model.Interval | None:
 
 
 MIN_CARRIED_SHARE = 0.75
-"""A carrier (a part of the data that causes most of a change) has at least this share of the change."""
+"""A carrier (a part of the data, such as steps 4 to 8) causes at least this share of a change of K3."""
 MIN_CARRIED_RATIO = 1.5
-"""A carrier's share of the change is at least this multiple of its share of the first run's K3."""
+"""A carrier's share of the change is at least 1.5 times its share of the first run's K3."""
 MIN_STANDARD_ERRORS = 3.0
-"""Minimum contribution of a carrier in standard errors. A carrier is the best of many parts, so 2 are not enough."""
+"""Minimum contribution of a carrier, in standard errors. 2 would be too low for the largest of many parts."""
 _REPLICATES = 2048
 """Number of bootstrap replicates for standard errors."""
 
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Token counts and mean K3 of one run, in B parts of the data. Each array has the shape [..., B]."""
+    """Token count and mean K3 of each of B parts of a run (such as its steps): arrays [..., B]."""
 
     tokens: Float64s
     k3: Float64s
@@ -354,7 +354,7 @@ class PartMeans:
 
     @classmethod
     def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
-        """Put the columns into the order of `keys`. `own` contains their current order."""
+        """Reorder the columns (tokens, K3, standard error) from the labels `own` to the labels `keys`."""
         where = {key: index for index, key in enumerate(own)}
         found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
         tokens, k3, se = np.array(found, np.float64)
@@ -367,12 +367,12 @@ class PartMeans:
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return the changes of K3 due to token shares and due to K3 within the parts, both [..., B]."""
+    """Return how much each part changes the mean K3: by its share of tokens, and by its own K3. Both are [..., B]."""
     before, after = reference.shares, other.shares
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
     k3_after = np.where(has_after, other.k3, k3_before)
-    with np.errstate(invalid="ignore", over="ignore"):  # K3 of extreme log-probs is infinite
+    with np.errstate(invalid="ignore", over="ignore"):  # extreme log-probs make K3 infinite
         means = [(share * k3).sum(axis=-1, keepdims=True) for share, k3 in ((before, k3_before), (after, k3_after))]
         mix = (after - before) * ((k3_before + k3_after) / 2 - (means[0] + means[1]) / 2)
         level = (before + after) / 2 * (k3_after - k3_before)
@@ -392,7 +392,7 @@ def _decompose_by_label(
     labels = [*first.labels, *(label for label in second.labels if label not in first.labels)]
     if all(isinstance(label, (int, float)) for label in labels):
         labels.sort(key=lambda label: float(label or 0))
-    known = all("tokens" in side.metrics for side in (first, second))  # a baseline has no values by step
+    known = all("tokens" in side.metrics for side in (first, second))  # a baseline file has no metrics by step
     if len(labels) < 2 or not known or not any(label in second.labels for label in first.labels):
         return None
     sides = []
@@ -400,7 +400,7 @@ def _decompose_by_label(
         tokens, k3 = side.metrics["tokens"].value, side.metrics["k3"]
         sides.append(PartMeans.select(labels, side.labels, tokens, k3.value, k3.se or [None] * len(side.labels)))
     se = None
-    with suppress(DataError):  # a Result may lack cluster tables
+    with suppress(DataError):  # this Result has no cluster tables to resample
         samples = [
             {
                 labels.index(label): build_step_sample(run, i) if ordered else build_value_sample(run, quantity, i)
@@ -413,7 +413,7 @@ def _decompose_by_label(
 
 
 def _resample_contributions(samples: Sequence[Mapping[int, ClusterSample]], count: int) -> Float64s:
-    """Return the bootstrap standard error of the contribution of each of the `count` parts."""
+    """Return the bootstrap standard error of the contribution (mix + level) of each part, [count]."""
     places = [(side, part, sample) for side, parts in enumerate(samples) for part, sample in parts.items()]
     drawn = np.stack([np.zeros((2, _REPLICATES, count)), np.full((2, _REPLICATES, count), np.nan)])
     metrics = [find_metric("tokens"), find_metric("k3")]
@@ -430,12 +430,12 @@ def _build_decomposition(
     quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans],
     se: Float64s | None = None,
 ) -> model.Decomposition | None:  # fmt: skip
-    """Split the change of K3 among parts of the data. Without `se`, the standard errors of `level` are used."""
+    """Split the change of K3 among parts of the data. Without `se`, compute the standard error of `level` alone."""
     mix, level = contributions(sides[0], sides[1])
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
     shares = [side.shares for side in sides]
-    errors = [np.where(side.tokens > 0, side.se, 0.0) for side in sides]  # NaN if a standard error is unknown
+    errors = [np.where(side.tokens > 0, side.se, 0.0) for side in sides]  # NaN without a standard error
     of_level = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
     se = of_level if se is None else np.where(np.isnan(of_level), np.nan, se)
     parts = [
@@ -461,7 +461,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
-    """Find the parts that cause most of the change, although their share of K3 was small."""
+    """Find the parts that cause most of the change of K3, although they had a smaller share of the first run's K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None
@@ -482,7 +482,7 @@ def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.C
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """Return a mask of the adjacent parts whose sum of `carried - weight` is largest."""
+    """Return a mask that selects adjacent parts: those with the largest sum of `carried - weight`."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

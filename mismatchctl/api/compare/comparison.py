@@ -1,4 +1,4 @@
-"""Result classes of `compare`, and functions that describe a comparison in words."""
+"""The classes that `compare` returns, and functions that describe a comparison in words."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = 5
-"""Version of the JSON format. The version increases if a key changes its meaning or is removed."""
+"""Version of the JSON of a Comparison. It increases if a key is removed or changes its meaning."""
 CONFIDENCE = INTERVAL_LEVEL
-"""Confidence level of intervals. The significance level is 1 minus this level."""
+"""Confidence level of all intervals. A change is significant if its p-value is below 1 - CONFIDENCE."""
 
 Interval = tuple[float, float]
 ValuePair = tuple[float | None, float | None]
-"""The value of the reference run, and the value of the compared run."""
+"""(value in the reference run, value in the compared run)"""
 
 
 class Side(FiniteModel):
@@ -56,13 +56,13 @@ class Side(FiniteModel):
 
 
 class Change(FiniteModel):
-    """The change of one metric: compared run minus reference run.
+    """The change of one metric from the reference run (`reference`) to the compared run (`other`).
 
-    `interval` is the 95% percentile interval of the difference, from resampled clusters. `p_alone` is the two-sided
-    p-value of this metric alone. `p` is this p-value, adjusted for the number of tests. `significant` means that `p` is
-    below 0.05. `note` explains why a change is not significant although its interval excludes 0. `relative` is the
-    difference divided by the reference run's value. `better` is true if the compared run has the better value. `status`
-    explains why the difference or the interval is missing.
+    `difference` is other minus reference, with a 95% `interval` from resampled clusters. `p_alone` is the two-sided
+    p-value of this metric. `p` is the same p-value after adjustment for the number of tests. `significant` means that
+    `p` is below 0.05. `note` explains why a change is not significant although its interval excludes 0. `relative` is
+    the difference divided by the reference run's value. `better` is true if the compared run has the better value.
+    `status` is "ok", or the reason why the difference or the interval is null.
     """
 
     reference: Value
@@ -82,11 +82,11 @@ class Change(FiniteModel):
 class Contribution(FiniteModel):
     """The contribution of one part of the data to the change of K3.
 
-    A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens with `low` <= quantity < `high`,
-    where null means no limit. A step or value has a `label`. `level` is the contribution of the changed K3 within the
-    part. `mix` is the contribution of the part's changed share of tokens. `tokens` contains this share in the reference
-    run and in the compared run. For a bin, `se` is the standard error of `level`. For a step or value, `se` is the
-    standard error of `mix + level` if the Results contain cluster tables.
+    A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens with `low` <= position < `high`
+    (null: no limit), or another quantity. A step or a value has a `label` instead. `tokens` is the part's share of
+    all tokens, and `k3` its mean K3, each in the reference run and in the compared run. `mix` is the change of the
+    run's K3 because `tokens` changed. `level` is the change because `k3` changed. `se` is the standard error of
+    `mix + level` for a step or a value, and of `level` for a bin or without cluster tables in the Results.
     """
 
     label: Label = None
@@ -104,10 +104,10 @@ class Contribution(FiniteModel):
 
 
 class Carrier(FiniteModel):
-    """The part of the data that causes most of a change: adjacent bins, adjacent steps, or values of a column.
+    """The part of the data that causes most of the change of K3: adjacent bins, adjacent steps, or column values.
 
-    `carried` is the part's share of the change, `weight` is its share of the reference run's K3, and `tokens` is its
-    share of the compared run's tokens.
+    `carried` is its share of the change, `weight` its share of the reference run's K3, and `tokens` its share of the
+    compared run's tokens.
     """
 
     low: float | None = None
@@ -121,7 +121,7 @@ class Carrier(FiniteModel):
 class Decomposition(FiniteModel):
     """The change of K3, split among bins of a quantity (such as the position), steps, or values of a `--by` column.
 
-    `mix + level` is the difference of K3. The parts with the largest contributions come first.
+    `difference` is the change of K3 (`mix + level`). In `parts`, the largest contributions come first.
     """
 
     quantity: str
@@ -136,8 +136,8 @@ class Decomposition(FiniteModel):
 class Contrast(FiniteModel):
     """One run compared with the reference run. `paired` describes the clusters that the two runs share.
 
-    `changes` contains metrics of the mismatch. `corrections` contains metrics of each correction that both runs have.
-    `says` contains the sentences of the summary.
+    `changes` contains the mismatch metrics by key, such as `k3`. `corrections` contains the metrics of each correction
+    with the same definition in the two runs. `says` contains the sentences of the summary.
     """
 
     other: str
@@ -151,7 +151,7 @@ class Contrast(FiniteModel):
 
 
 class Comparison(View, FiniteModel):
-    """Several runs, each compared with the first run. `sides` contains the runs, `contrasts` the comparisons."""
+    """Several runs, each compared with the first run. `sides` contains all runs, `contrasts` the comparisons."""
 
     format: int = FORMAT
     tool: str = "mismatchctl"
@@ -180,12 +180,12 @@ class Comparison(View, FiniteModel):
         return next(side for side in self.sides if side.name == name)
 
     def to_json(self) -> str:
-        """Return strict, compact JSON with a final newline."""
+        """Return JSON without NaN and infinity, as `mismatchctl compare --json` prints it."""
         data = self.model_dump(mode="json")
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a table with one row per run, correction and metric. For mismatch metrics, the correction is null."""
+        """Return one row per compared run, correction and metric. The correction is null for mismatch metrics."""
         rows = [
             {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
              "other": change.other.value, "difference": change.difference, **interval_bounds(change.interval),
@@ -215,20 +215,20 @@ class Comparison(View, FiniteModel):
 
 UNMEASURED_CHANGE = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
 PRIMARY_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence")
-"""Metrics that decide whether a run changed. The tests of these metrics share a family-wise error rate."""
+"""Metrics that decide whether a run is worse. The chance of a false alarm is 5% for all these metrics together."""
 MAIN_METRICS = (
     "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "chi2_token", "ess_token", "ess_sequence",
     "prob_corr", "khat_token", "bitwise_share", "drift_k3",
 )  # fmt: skip
-"""Metrics that always have a row in the table. Below are other metrics that changed significantly."""
+"""Metrics that always have a row in the table of changes. Other metrics have a row if they changed significantly."""
 MAX_LABELS = 6
-"""Maximum number of steps or values that a sentence lists."""
+"""Maximum number of steps or column values that a sentence lists."""
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
-"""If a correction has no effect, all of these metrics are 0."""
+"""If all these metrics of a correction are 0 in two runs, it has no effect, and the comparison does not show it."""
 UNCLEAR_RISE = 0.25
-"""If a rise of K3 by this share is inside the confidence interval, the answer is "unclear"."""
+"""If a change of K3 is not significant, but its interval reaches above +25%, the answer is "unclear"."""
 MIN_MIX_SHARE = 0.1
-"""`mix` is reported if it is at least this share of the change of K3."""
+"""The summary mentions `Decomposition.mix` if it is at least this share of the change of K3."""
 
 
 def k3_change(contrast: Contrast) -> Change:
@@ -237,7 +237,7 @@ def k3_change(contrast: Contrast) -> Change:
 
 @dataclass(frozen=True)
 class ContrastStatus:
-    """The verdict of a comparison of two runs. `key` is the metric that decides the verdict."""
+    """The verdict on one run compared with the reference run. `key` is the metric that decides the verdict."""
 
     status: Status
     word: Literal["worse", "better", "changed", "same", "no significant change", "unclear"]
@@ -245,7 +245,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge by the first significant change in PRIMARY_METRICS. Without one, judge by K3 and the other metrics."""
+    """Judge by the first of PRIMARY_METRICS with a significant change. Without one, judge by K3 and all others."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:
@@ -261,7 +261,7 @@ def judge_contrast(contrast: Contrast) -> ContrastStatus:
 
 
 def contrast_headline(contrast: Contrast) -> str:
-    """Return one sentence: the run is worse or better, and by how much."""
+    """Return one sentence: whether the run is worse or better, and by how much."""
     found = judge_contrast(contrast)
     change = contrast.changes.get(found.key, UNMEASURED_CHANGE)
     if change.difference is None:
@@ -275,7 +275,7 @@ def contrast_headline(contrast: Contrast) -> str:
     if found.word == "unclear":
         return f"unclear: {size}, {'not tested' if change.p is None else 'not significant'}"
     low, high = change.interval or (0.0, 0.0)
-    # tests of parts of K3 can be significant although the interval of K3 contains 0
+    # K3 of most tokens can change significantly although the interval of the mean K3 contains 0
     why = ", significant for most tokens" if change.significant and low < 0 < high else ""
     return f"{found.word}: {size}{why}"
 
@@ -334,7 +334,7 @@ def contrast_details(contrast: Contrast) -> list[str]:
 
 
 def describe_doubt(contrast: Contrast) -> list[str]:
-    """Explain why the change of K3 is doubtful: the tests contradict the interval, or K3 was not tested."""
+    """Explain why the change of K3 is uncertain: its test and its interval disagree, or K3 was not tested."""
     k3 = k3_change(contrast)
     return [k3.note] if k3.note else [k3.status] if k3.p is None and k3.status != "ok" else []
 
@@ -351,10 +351,10 @@ def describe_carriers(contrast: Contrast) -> Iterator[str]:
 
 
 def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
-    """Describe the part of the data that causes a change: `positions from 512`, `steps 4 to 8`, `worker 3`."""
+    """Name the part of the data that causes a change: `positions from 512`, `steps 4 to 8`, `worker 3`."""
     if not carrier.labels:
         nouns = {"surprisal": "probabilities", "position": "positions", "length": "response lengths"}
-        # no tokens are below the first bound or above the last bound, so these bounds are not shown
+        # the lowest and the highest bound of all bins are not shown, because no tokens are beyond them
         parts = sorted(decomposition.parts, key=lambda part: part.low or 0.0)
         low = 0.0 if carrier.low == (parts[0].low or 0.0) else carrier.low or 0.0
         high = None if carrier.high == parts[-1].high else carrier.high
@@ -377,7 +377,7 @@ def format_part(decomposition: Decomposition, part: Contribution) -> str:
 
 
 def _format_bounds(quantity: str, low: float, high: float | None) -> str:
-    """Format the bounds of a bin. Positions count from 1. Surprisals are converted to probabilities."""
+    """Format the bounds of a bin, such as `513 to 1,024`. Surprisals are converted to probabilities."""
     if quantity == "surprisal":
         bottom, top = None if high is None else format_number(math.exp(-high)), format_number(math.exp(-low))
         if low == 0:

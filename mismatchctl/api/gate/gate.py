@@ -143,12 +143,12 @@ _DIFFERENT_TOKENS_REASON = "the dump lacks the tokens of the baseline. Score the
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 _BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
 _DILUTED_SHARE = 0.2
-"""If more than this share of the dump's clusters is not in the baseline, the other clusters are also judged alone."""
+"""If more than this share of the dump's clusters is not in the baseline, the common clusters are also judged alone."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The accepted Result to compare with (None: there is no baseline), and options of the comparison."""
+    """The accepted Result to compare with, if there is one, and options of the comparison."""
 
     name: str | None = None
     result: Result | None = None

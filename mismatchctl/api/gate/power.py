@@ -27,8 +27,8 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 MIN_CLUSTERS = 5
 """Minimum number of clusters. With only 4 clusters, the same in dump and baseline, no p-value is below 1/16."""
 STATED_POWER, TARGET_POWER = 0.8, 0.9
-"""The gate reports the rise that it detects in a share STATED_POWER of all dumps. In simulations, it must detect this
-rise in a share TARGET_POWER, because simulated power is up to 0.1 too high for heavy tails."""
+"""The gate reports the smallest rise that it detects in 80% of all dumps (STATED_POWER). In a simulation, it must
+detect this rise in 90% (TARGET_POWER), because simulated power is up to 0.1 too high for heavy tails."""
 _MAX_FACTOR = 100.0  # rises by a larger factor are not tried
 _POWER_DRAWS = 1024
 _MAX_EXACT_CLUSTERS = 64  # with far more clusters, groups of them are merged to save time
@@ -60,7 +60,7 @@ class ClusterSizes:
 class _SimulatedGate:
     """Applies the gate to simulated dumps. They consist of random clusters of the real dumps, with a higher metric.
 
-    Without a `baseline`, `sample` replaces it, and the simulated baseline has no clusters in common with the dump.
+    Without a `baseline`, `sample` replaces it, and the simulated dump and baseline do not share clusters.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class _SimulatedGate:
         return self._sizes.least_p <= self._level and math.isfinite(value) and value > 0 and finite
 
     def detects(self, factor: float) -> bool:
-        """Return True if TARGET_POWER (90%) of the simulated dumps fail when the metric is multiplied by `factor`."""
+        """Return True if at least 90% (TARGET_POWER) of simulated dumps fail with a rise by `factor`."""
         values, weights = self._plant(factor)
         pairs = np.arange(self._shared)
         ways = np.concatenate([pairs, pairs + self._second]), np.concatenate([pairs + self._second, pairs])
@@ -184,7 +184,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the p-value that fails a share `level` of the dumps simulated without a rise (`null`: their z-scores)."""
+    """Return the p-value at which a share `level` of dumps without a rise fails. `null` contains their z-scores."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -203,7 +203,7 @@ def detectable_factor(
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number from 1 to `most` for which `found` returns True (up to 0.5% too large), or None."""
+    """Return the smallest number from 1 to `most` that `found` accepts (up to 0.5% too large), or None."""
     low, high = 1.0, 2.0
     while not found(high):
         if high >= most:
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return how many clusters p <= `level` needs: all in common (None), or none in common with `baseline` old ones."""
+    """Return how many clusters p <= `level` needs. The dumps share all clusters, or none if `baseline` is given."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1

@@ -84,7 +84,7 @@ class Rule(BaseModel):
     framework: str = Field(default="", description="framework that logs `metric`, as NAME or NAME@VERSION; empty: any")
     correction: str | None = Field(default=None, description="correction that the metric describes, such as token_tis")
     per: str = Field(
-        default="overall", min_length=1, description="overall (the run), step (each step), or a column (each value)"
+        default="overall", min_length=1, description="overall (the run), step (each step), or a column (every value)"
     )
     max: FiniteNumber | None = Field(default=None, description="largest value that passes")
     min: FiniteNumber | None = Field(default=None, description="smallest value that passes")
@@ -120,7 +120,7 @@ BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 
 
 def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
-    """Parse a rule (`k3:max=0.01,per=step` or YAML), or read a file of rules. `any_name` allows unknown names."""
+    """Parse a rule (`k3:max=0.01,per=step` or YAML), or read a file of rules. `any_name` allows unknown metrics."""
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text), any_name)
     where = wording(python=f"rule {text!r}", command=f"--rule {text}")

@@ -295,7 +295,7 @@ def is_first_baseline(verdict: Verdict) -> bool:
 
 
 def outcome_label(check: Check) -> str:
-    """Return the outcome. If there was no baseline yet and the dump becomes the baseline, return "recorded"."""
+    """Return "recorded" if the check needs a baseline and the dump becomes the first one, otherwise the outcome."""
     return "recorded" if check.reason == FIRST_BASELINE_REASON else check.outcome
 
 

@@ -1,4 +1,4 @@
-"""The result of a sweep: a table with one row per point (combination of thresholds), and predictions."""
+"""The class `Sweep`: a table with one row per point (combination of thresholds), and predictions."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from mismatchctl.results.model import InputFile, SkippedData
 from mismatchctl.results.views import SWEEP_COLUMNS, TableText, View, format_cell
 
 MAX_FORECAST_POINTS = 8
-"""Predictions are made for at most this number of points per study. The points are evenly spaced."""
+"""Predictions are made for at most 8 points of each study, which are evenly spaced."""
 REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
 
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """Requested predictions. `None` or () requests no prediction."""
+    """The predictions that a sweep makes. A field that is `None` or () adds no predictions."""
 
-    batch: int | None = None  # sequences of a future batch
-    lengths: tuple[int, ...] = ()  # response lengths in tokens
-    ahead: float | None = None  # number of steps after the last step
+    batch: int | None = None  # predict for a batch of this number of sequences
+    lengths: tuple[int, ...] = ()  # predict for responses with these numbers of tokens
+    ahead: float | None = None  # predict for this number of steps after the last step
 
 
 @dataclass(frozen=True)
@@ -88,34 +88,34 @@ def make_forecasts(
 def _forecast_step(groups: pl.LazyFrame, run: str, name: str, point: int, ahead: float) -> list[Prediction]:
     own = (pl.col("run") == run) & (pl.col("correction") == name) & (pl.col("point") == point)
     rows = groups.filter(own & (pl.col("scope") == "group")).select("group", *REJECTION_METRICS).collect()
-    steps = rows["group"].cast(pl.Float64, strict=False).to_list()  # labels are strings unless all are numbers
+    steps = rows["group"].cast(pl.Float64, strict=False).to_list()  # text if a `--by` value is not a number
     return [predict_at_step(key, steps, rows[key].to_list(), ahead) for key in REJECTION_METRICS]
 
 
 FORMAT = 2
-"""Version of the JSON format. The version increases if a key changes its meaning or is removed."""
+"""Version of the JSON of a Sweep. It increases if a key is removed or changes its meaning."""
 METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
-"""For these metrics, `overall` has a column `<key>_se` with the standard error."""
+"""The table `Sweep.overall` has a column `<key>_se` with the standard error of each of these metrics."""
 OVERALL_SCOPE = "overall"
-"""The scope of a row for a whole run. Rows of steps have the scope `group`, and `--by` rows the column's name."""
+"""The column `scope` for a whole run. It is `group` for a step, and the column's name for a `--by` value."""
 GROUP_SCOPE = "group"
 MET_EVERYWHERE = "met at every threshold"
-"""The status of a target starts with this text if all thresholds meet the target."""
+"""`SolvedThreshold.status` starts with this text if every tried threshold meets the target."""
 
 
 @dataclass(frozen=True)
 class SolvedThreshold:
-    """The threshold that meets a target on one run."""
+    """The threshold of a rule that meets a target on one run, for example 1% rejected tokens."""
 
     run: str
-    wish: str  # metric of the target: rejected_tokens, rejected_sequences or ess_token
-    wanted: float  # value of the target
+    wish: str  # the target's metric: rejected_tokens, rejected_sequences or ess_token
+    wanted: float  # the target's value
     rule: str  # description of the rule, such as "token weights truncated at x"
     correction: dict[str, Any] | None = None  # the correction with this threshold, or None if no threshold is found
-    threshold: float | None = None  # value of x
-    # 95% interval of the threshold. An end outside the grid is None. With one cluster, the interval is None.
+    threshold: float | None = None  # the value of x in `rule`
+    # 95% interval of `threshold`. An end beyond all tried thresholds is None. With one cluster, no interval.
     interval: tuple[float | None, float | None] | None = None
-    reached: float | None = None  # value of the metric at the threshold
+    reached: float | None = None  # value of the metric at this threshold
     status: str = "ok"  # "ok", or the reason why no threshold is given
 
 
@@ -123,18 +123,18 @@ class SolvedThreshold:
 class Sweep(View):
     """The result of `sweep`.
 
-    - `studies`: each correction and its fields that vary. A point is one combination of values of these fields.
+    - `studies`: each correction, with the fields that vary. A point is one combination of values of these fields.
     - `overall`: one row per run, correction and point. The columns are run, correction, point, each field that varies
       (such as `weight.truncate`), scope ("overall"), group (null), tokens, sequences, the metrics, the standard errors
       of some metrics (`<key>_se`), and `pareto`.
-    - `groups`: the same rows for each training step and each value of a `by` column, as a polars LazyFrame without
-      standard errors and `pareto`. Undefined values are null, and values that overflow are infinite. The method
-      `reason` explains them.
-    - `metrics`: the metrics by key, in the order of the columns.
-    - `targets`: the thresholds that meet the requested targets.
-    - `forecasts`: the requested predictions.
-    - `by`: the columns of the breakdown.
-    - `summary`: the answer for each run, in sentences.
+    - `groups`: a polars LazyFrame with the same rows for each training step and each value of a `by` column, but
+      without standard errors and `pareto`. Undefined values are null, and values that overflow are infinite. The
+      method `reason` explains such a value.
+    - `metrics`: the metrics by key, in the order of the columns of `overall`.
+    - `targets`: the thresholds that meet the requested targets, such as 1% rejected tokens.
+    - `forecasts`: the requested predictions, such as for longer responses.
+    - `by`: the columns of the dump that `groups` is broken down by.
+    - `summary`: for each run, sentences about the points that reject the fewest tokens, and about the targets.
     """
 
     studies: tuple[Study, ...]
@@ -157,20 +157,20 @@ class Sweep(View):
 
     @property
     def axis_paths(self) -> list[str]:
-        """Return the fields that vary in any study, such as `weight.truncate`. Each field is a column of `overall`."""
+        """Return the fields that vary in a study, such as `weight.truncate`. These fields are columns of `overall`."""
         return list(dict.fromkeys(axis.path for study in self.studies for axis in study.axes))
 
     def place(self, correction: str, point: int) -> dict[str, Any]:
-        """Return the value of each varying field at one point of a correction."""
+        """Return the value of each varying field at one point, such as `{"weight.truncate": 2.0}`."""
         study = self.study(correction)
         return dict(zip([axis.path for axis in study.axes], study.points[point], strict=True))
 
     def study(self, name: str) -> Study:
-        """Return the study of a correction, given the name of the correction."""
+        """Return the study of the correction with this name."""
         return next(study for study in self.studies if study.name == name)
 
     def reason(self, row: Mapping[str, Any], key: str) -> str:
-        """Return the reason why a value is undefined, or "ok"."""
+        """Return the reason why the value of the metric `key` in a row is null or infinite, or else "ok"."""
         value, metric = row[key], self.metrics[key]
         if value is not None and math.isfinite(value):
             return "ok"
@@ -228,17 +228,17 @@ class Sweep(View):
         return kept, [[format_cell(value) for value in row] for row in self.overall.select(kept).rows()]
 
 
-_ROUNDING_BITS = 33  # ten significant digits
+_ROUNDING_BITS = 33  # about ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Find the Pareto front of `costs` [P, objectives]. Lower costs are better."""
+    """Return a mask of the points on the Pareto front. Lower `costs` [points, objectives] are better."""
     found = np.zeros(len(costs), np.bool_)
-    front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
+    front, size = np.zeros(costs.T.shape), 0  # one contiguous row per objective is faster
     for row in np.lexsort(costs.T[::-1]):
         own = costs[row]
         if np.isnan(own).any() or (front[:, :size] <= own[:, None]).all(axis=0).any():
-            continue  # of equal rows, only the first is on the front
+            continue  # of points with equal costs, only the first is on the front
         found[row] = True
         front[:, size], size = own, size + 1
     return found
@@ -247,10 +247,10 @@ def pareto_mask(costs: Float64s) -> Bools:
 def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.DataFrame:
     """Add the column `pareto`, which is true for the points on the Pareto front of each correction.
 
-    The objectives are the share of rejected tokens, the ESS of tokens, and the bias. The bias of weights is how much
-    the bound changes the mean weight. The bias of rejection is the K3 of the kept tokens. Values are rounded to about
-    ten digits, because further digits depend on the order of summation. If several points have equal values, only the
-    point with the loosest bounds is on the front.
+    The objectives are few rejected tokens, a high ESS of tokens, and a low bias. If a correction has weights, the bias
+    is how much their bound changes the mean weight. If it rejects, the bias is the K3 of the tokens that it keeps.
+    Values are rounded to about ten digits, because the order of summation changes the other digits. If several points
+    have equal values, only the point with the loosest bounds is on the front.
     """
     weighted = [study.name for study in studies if study.correction.weight is not None]
     gated = [study.name for study in studies if study.correction.gates]
@@ -259,8 +259,8 @@ def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.Dat
         overall[key].cast(pl.Float64).fill_null(math.nan).to_numpy()
         for key in ("rejected_tokens", "ess_token", "k3_kept", "weight_mean", "weight_bias")
     )
-    with np.errstate(invalid="ignore"):  # the bias of overflowing weights is undefined
-        # both values are rounded first, because their difference may only be a rounding error
+    with np.errstate(invalid="ignore"):  # if weights overflow, their bias is undefined
+        # round the mean weight with and without the bound first, or the difference may only be a rounding error
         moved = np.abs(round_values(mean) - round_values(mean - bias))
     costs = np.column_stack(
         [
@@ -287,14 +287,14 @@ def sort_by_cost(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def round_values(values: Float64s) -> Float64s:
-    """Round to about ten significant digits, because further digits depend on the order of summation."""
+    """Round to about ten significant digits, because the order of summation changes the other digits."""
     mantissa, exponent = np.frexp(values)
     kept: Float64s = np.ldexp(np.round(np.ldexp(mantissa, _ROUNDING_BITS)), exponent - _ROUNDING_BITS)
     return kept
 
 
 def order_by_strictness(study: Study) -> list[int]:
-    """Sort the points of a study from the loosest to the strictest bounds."""
+    """Return the point numbers of a study, from the point with the loosest bounds to the strictest."""
     columns = []
     for path in study.paths:
         variants, places = study.variants(path)
@@ -304,7 +304,7 @@ def order_by_strictness(study: Study) -> list[int]:
 
 
 def _bound_strictness(correction: Correction, path: str) -> float:
-    """Return a sort key, which is larger for stricter bounds. If the field is not a bound, the key is 0."""
+    """Return a number that is larger if the bound at `path` is stricter, or 0 if the field is not a bound."""
     parts = path.split(".")
     is_entry = len(parts) > 1 and parts[-2] in INTERVAL_FIELDS
     if not is_entry and parts[-1] not in (*INTERVAL_FIELDS, "truncate"):
@@ -329,7 +329,7 @@ POINT_METRICS = {
     "weight_bias": ("ratio", 2),
     "k3_kept": ("nats/token", 1),
 }
-"""Metrics of a point -> unit, and priority of removal. If space is limited, higher priorities are removed first."""
+"""Metric -> (unit, rank). If a table has too many columns, the metrics with the highest rank are left out first."""
 TARGET_TEXTS = {
     "rejected_tokens": "of tokens rejected",
     "rejected_sequences": "of sequences rejected",
@@ -337,7 +337,7 @@ TARGET_TEXTS = {
 }
 _THRESHOLD_DIGITS = 6
 _WIDE_INTERVAL, _MIN_DISTANCE = 0.02, 1e-3
-"""If an interval is wider than _WIDE_INTERVAL, its ends are shown at least _MIN_DISTANCE from 0 and 1."""
+"""In an interval wider than 2%, an end below 0.1% is shown as "< 0.1%", and an end above 99.9% as "> 99.9%"."""
 
 SweepRow = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -349,7 +349,7 @@ def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
         if forecast.run == run:
             study = next(each for each in sweep.studies if each.name == forecast.correction)
             title = f"{study.name}: {format_point(study, forecast.point)}"
-            if title in found:  # the thresholds differ by less than the digits of the label
+            if title in found:  # rounded labels of two points may be equal
                 place = sweep.place(forecast.correction, forecast.point)
                 title += f" ({', '.join(map(format_threshold, place.values()))})"
             found[title] = forecast.predictions
@@ -369,7 +369,7 @@ def format_point(study: Study, point: int) -> str:
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Return (metric, unit) for rejected tokens, ESS, and the other metrics that differ between rows."""
+    """Return (metric, unit) of the metrics to show: rejected tokens, ESS, and others if they differ between rows."""
     always = ("rejected_tokens", "ess_token")
     differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
     return [(key, POINT_METRICS[key][0]) for key in differing]
@@ -408,7 +408,7 @@ def _describe_target(target: SolvedThreshold) -> str:
 
 
 def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
-    """Describe the point on the Pareto front that rejects least."""
+    """Describe the point on the Pareto front that rejects the fewest tokens."""
     known = sort_by_cost([row for row in rows if row["pareto"]])
     if not known:
         return ""
@@ -449,9 +449,9 @@ def format_interval(found: Prediction) -> str:
 
 
 def describe_check(check: BackTest) -> str:
-    """Describe how well the predictions agree with the dump."""
+    """Describe how well the first tokens of long responses predict the rejection of these responses."""
     lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
-    noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # expected mean absolute difference
+    noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # mean |error| that noise alone causes
     return (
         f"Check on this dump: the first {check.start:,} tokens predict the rejection at {lengths} tokens "
         f"with a mean error of {100 * check.error:.1f} points. Noise alone gives {100 * noise:.1f} points."
@@ -459,7 +459,7 @@ def describe_check(check: BackTest) -> str:
 
 
 _TEXT_COLUMNS, _FLAG_COLUMN = ("run", "correction", "scope"), "pareto"
-ColumnValues = list[Any]  # bool, int, float, str or None
+ColumnValues = list[Any]  # each is a bool, int, float, str or None
 _REQUIRED_COLUMNS = (*_TEXT_COLUMNS, "point", "group", "tokens", "sequences", _FLAG_COLUMN)
 
 
@@ -494,7 +494,7 @@ class _SweepData(BaseModel):
 
 
 def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
-    """Make a Sweep from the content of its JSON file. Damaged content raises a ValueError or a ConfigError."""
+    """Make a Sweep from its parsed JSON. Raises ValueError or ConfigError if the JSON is not a valid Sweep."""
     saved = _SweepData.model_validate(data)
     found = [Study(parse_correction(item.correction), tuple(item.axes)) for item in saved.studies]
     studies = tuple(map(validate_study, found))
@@ -543,7 +543,7 @@ def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]
             types = {*map(type, values)}
             if {list, dict} & types:
                 raise TypeError
-            if {int, float} <= types:  # other tools write 1.0 as 1
+            if {int, float} <= types:  # some tools write the float 1.0 as 1
                 values = [float(value) if type(value) is int else value for value in values]
             own = pl.Series(name, values)
             series.append(own.cast(kinds[name]) if name in kinds else own)
@@ -577,8 +577,8 @@ def write_sweep(sweep: Sweep, path: Path) -> None:
         table = replace_nonfinite_in_table(sweep.all_rows())
         if path.suffix == ".json":
             temporary.write_text(sweep.to_json(), encoding="utf-8")
-        elif path.suffix == ".csv":  # control characters and strings that a spreadsheet would read as formulas
-            text = selectors.string().as_expr()  # polars 1 requires the conversion
+        elif path.suffix == ".csv":  # remove control characters, escape formulas
+            text = selectors.string().as_expr()  # polars 1 needs `as_expr`, polars 2 does not
             shown = text.str.replace_all(CSV_CONTROLS, "\N{REPLACEMENT CHARACTER}")
             table.with_columns(shown.str.replace_all(FORMULA_START, "${1}'${2}").name.keep()).sink_csv(temporary)
         else:

@@ -1,4 +1,4 @@
-"""Studies. A study is a correction and its axes: the fields that vary, with their values."""
+"""A study: a correction, and the fields of it that a sweep varies, each with a list of values."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from mismatchctl.measure.grid.thresholds import CorrectionGrid
 
 AxisValue = float | str | bool | None
 MAX_POINTS = 100_000
-"""Maximum number of points of a study. More points are probably a typing error."""
+"""Maximum number of points (combinations of values) of a study. More points are probably a typing error."""
 
 INTERVAL_FIELDS = ("clip", "zero", "keep")
 _FIXED_FIELDS = ("name", "about", "loss")
-"""These fields of a correction do not change any metric of a sweep."""
+"""Fields of a correction that a sweep cannot vary, because they do not change any of its metrics."""
 _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
 class ThresholdAxis:
-    """A varying field of a correction, and its values."""
+    """One field of a correction that a sweep varies, and the values that it tries."""
 
-    # field such as `weight.clip.1`. If the field is a whole interval (`gates.0.keep`), a value x means [1/x, x]. For
-    # statistics other than the ratio, it means [-x, x].
+    # field such as `weight.clip.1`. If the field is a whole interval (`gates.0.keep`), a value x means [1/x, x], or
+    # [-x, x] if the gate's statistic is not the ratio.
     path: str
-    values: tuple[AxisValue, ...]  # values in the given order
-    log: bool = False  # True for geometric spacing
+    values: tuple[AxisValue, ...]  # in the order that the user gave
+    log: bool = False  # True if the values are spaced geometrically
 
     @cached_property
     def is_numeric(self) -> bool:
@@ -83,7 +83,7 @@ class ThresholdAxis:
 
 @dataclass(frozen=True)
 class Study:
-    """A correction and its varying fields. `points` contains all combinations of their values."""
+    """A correction and the fields that vary (`axes`). `points` contains all combinations of their values."""
 
     correction: Correction
     axes: tuple[ThresholdAxis, ...]
@@ -105,7 +105,7 @@ class Study:
         try:
             return self._grid()
         except ConfigError:
-            for values in self.points:  # report the first invalid point with all its values
+            for values in self.points:  # the error shows all values of the first invalid point
                 self._with_values(dict(zip(self.paths, values, strict=True)))
             raise
 
@@ -117,7 +117,7 @@ class Study:
         return self.grid.correction(point)
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """Return the versions of the rule that contains the field `path`, and each point's version index [P]."""
+        """Return one correction per setting of the rule that contains `path`, and each point's index in the list."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 
@@ -174,7 +174,7 @@ class Study:
 
 
 def _rule_of(path: str) -> str:
-    """Return the path of the rule that contains a field: `weight`, or a gate such as `gates.0`."""
+    """Return the rule that contains a field: `weight` for `weight.clip.1`, `gates.0` for `gates.0.keep`."""
     first, _, rest = path.partition(".")
     number = rest.partition(".")[0]
     return f"gates.{int(number)}" if first == "gates" and number.isdecimal() else first
@@ -196,7 +196,7 @@ def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis
 
 
 def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, object]]) -> list[Study]:
-    """Return one study per correction. `vary` contains (field, values). Values are a list or a `--vary` string."""
+    """Return one study per correction. `vary` contains (field, values): values are a list, or text such as `1:4:30`."""
     if vary and not corrections:
         needed = wording(python="a correction to vary", command="--correction or --config")
         raise ConfigError(f"{option('vary')} needs {needed}")
@@ -216,7 +216,7 @@ def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, o
 
 
 def validate_study(study: Study) -> Study:
-    """Return the study, or raise an error if one of its points is not a valid correction."""
+    """Return the study. Raises ConfigError if it has too many points, or a point that is not a valid correction."""
     paths = [axis.path for axis in study.axes]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
@@ -230,7 +230,7 @@ def validate_study(study: Study) -> Study:
 
 
 def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
-    """Set a field of `data`. The containers of the field are copied first, because other points share them."""
+    """Set the field `path` of `data`. Lists and mappings on the way are copied, because other points use them too."""
     parts = path.split(".")
     holder: Any = data
     for depth, part in enumerate(parts):
@@ -281,7 +281,7 @@ def _parse_value(text: str, where: str) -> AxisValue:
 def _default_study(
     name: str, about: str, rule: Mapping[str, Any], path: str, ends: tuple[float, float], usual: float
 ) -> Study:
-    """Return a study with 40 thresholds between `ends`, and the threshold `usual` that frameworks usually set."""
+    """Return a study with 40 thresholds between `ends`, plus `usual`: the threshold that frameworks usually set."""
     axis = ThresholdAxis.over(path, *ends, 40, log=True)
     values = sorted({*(value for value in axis.values if isinstance(value, float)), usual})
     return Study(parse_correction({"name": name, "about": about, **rule}), (replace(axis, values=tuple(values)),))
@@ -296,7 +296,7 @@ DEFAULT_STUDIES = (
     _default_study("geo", "mean log ratio", {"gates": [_GEOMETRIC]}, "gates.0.keep", (1.0001, 1.1), 1.001),
     _default_study("veto", "any token below", {"gates": [_VETO]}, "gates.0.keep.0", (1e-7, 0.1), 1e-4),
 )  # fmt: skip
-"""Default studies: each kind of correction over the range used in papers, framework documentation and presets
-(truncation at 1.5 to 10, sequence rejection above 1.5 to tens, geometric means 2e-4 to 1e-2 away from 1, veto below
-1e-6 to 1e-2), with a margin. They do not depend on the data.
+"""Studies of a sweep without a correction. The ranges do not depend on the data. They contain, with a margin, the
+thresholds in papers, framework documentation and presets: truncation at 1.5 to 10, rejection of sequence ratios above
+1.5 to tens and of geometric means 2e-4 to 1e-2 away from 1, and vetoes of token ratios below 1e-6 to 1e-2.
 """

@@ -1,4 +1,4 @@
-"""Evaluate every point of every study in one pass over a dump, and find the thresholds that meet targets."""
+"""Evaluate all points (combinations of thresholds) in one pass over a dump, and find thresholds that meet targets."""
 
 from __future__ import annotations
 
@@ -63,24 +63,24 @@ if TYPE_CHECKING:
 
 
 TargetValue = tuple[str, float]
-"""A target: the key of a metric, and the wanted value."""
+"""A target: the key of a metric, and the wanted value. Example: `("rejected_tokens", 0.01)`."""
 TARGET_REJECTIONS = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
 ESS_METRIC = "ess_token"
 
-_DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # |log(threshold)| of the tried thresholds
+_DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # |log(threshold)| that the first pass tries
 
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """A rejection rule or weight rule with one threshold."""
+    """A rule with one threshold, such as "token ratio within [1/x, x]". The sweep finds the x that meets a target."""
 
-    words: str  # description for tables
-    correction: Correction  # the correction, with an arbitrary threshold
-    path: str  # field of the correction that contains the threshold
-    threshold: Callable[[float], float]  # converts a distance (on the log scale, at least 0) to a threshold
+    words: str  # description for tables, such as "token weights truncated at x"
+    correction: Correction  # a correction that consists of this rule, with any threshold
+    path: str  # field of `correction` that contains the threshold
+    threshold: Callable[[float], float]  # converts a distance, |log(threshold)|, to the threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return the values that the rule compares with its threshold, and the weight of each value in `key`."""
+        """Return the log-scale values that the threshold limits, and how many tokens or sequences have each value."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
@@ -103,7 +103,7 @@ def _symmetric_rule(level: str, words: str) -> ThresholdRule:
 
 
 def _upper_threshold(distance: float) -> float:
-    """Return the smallest x for which the interval [1/x, x] contains exp(distance) and exp(-distance)."""
+    """Return the smallest x so that the interval [1/x, x] contains exp(distance) and exp(-distance)."""
     x = math.exp(distance)
     while math.log(x) < distance or math.log(1 / x) > -distance:
         x = math.nextafter(x, math.inf)
@@ -111,7 +111,7 @@ def _upper_threshold(distance: float) -> float:
 
 
 def _lower_threshold(distance: float) -> float:
-    """Return the largest x that is at most exp(-distance)."""
+    """Return the largest x with log(x) <= -distance. A veto below x then keeps the ratio exp(-distance)."""
     x = math.exp(-distance)
     while math.log(x) > -distance:
         x = math.nextafter(x, 0.0)
@@ -148,13 +148,13 @@ def list_searches(wishes: Iterable[TargetValue]) -> tuple[tuple[str, ThresholdRu
 
 
 GridTables = dict[str, list[ClusterTable]]
-"""For each run, one table per search. A row contains the mass (tokens or sequences) of a cluster in each bin of
-distances. For the ESS, the row also contains the sums of the weights w, and of w^2."""
+"""Run -> one table per search (a metric and a rule). Each row is a cluster: its number of tokens or sequences in each
+bin of _DISTANCE_GRID. For the ESS, the row also contains the sums of the weights w, and of w^2, in each bin."""
 _BINS = len(_DISTANCE_GRID) + 1
 
 
 def sum_grid(batch: TokenBatch, run: str, searches: Sequence[tuple[str, ThresholdRule]], by_prompt: bool) -> GridTables:
-    """Count the tokens or sequences per bin of distances, for each search (metric and rule)."""
+    """Count the tokens or sequences in each bin of _DISTANCE_GRID, for each search (a metric and a rule)."""
     found = {}
     for name, part in split_runs(batch, run) if searches else ():
         part = part.take(np.flatnonzero(part.segments.nonempty))
@@ -186,7 +186,7 @@ def add_grids(some: GridTables, more: GridTables) -> GridTables:
 
 
 def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
-    """Return a metric at each threshold of the grid, and its standard errors (delta method)."""
+    """Return the metric `key` at each threshold of _DISTANCE_GRID, and its standard errors (delta method)."""
     mass = sums[:, :_BINS]
     total, beyond = mass.sum(axis=1, keepdims=True), mass[:, ::-1].cumsum(axis=1)[:, -2::-1]
     with np.errstate(all="ignore"):
@@ -208,21 +208,21 @@ def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
 
 
 BracketValues = list[tuple[int, Float64s, Float64s]]
-"""(index of a bracket, distances between its two grid points, masses)."""
+"""(index of a bracket, distances between its two grid points, number of tokens or sequences at each distance)."""
 
 
 @dataclass(frozen=True)
 class TargetBracket:
-    """A target for one run and rule, and the two neighboring grid points around its threshold."""
+    """A target for one run and rule, and two neighboring points of _DISTANCE_GRID with its threshold between them."""
 
     run: str
     key: str
     wanted: float
     rule: ThresholdRule
-    place: int  # the target is met at exactly one of the grid points `place` - 1 and `place`
-    bins: Float64s  # mass in each bin of distances [1, BINS]. For the ESS, also the sums of w and w^2 [3, BINS]
+    place: int  # the target is met at grid point `place` - 1 or `place`, but not at the other one
+    bins: Float64s  # tokens or sequences per bin, [1, BINS]. For the ESS, also sums of w and w^2, [3, BINS]
     reached: float  # value of the metric at the grid point that meets the target
-    # interval of the distance. An end outside the grid is None. With one cluster, the interval is None.
+    # 95% interval of the threshold, as distances. An end outside the grid is None. With one cluster, no interval.
     interval: tuple[float | None, float | None] | None
 
     def select(self, distances: Float64s, mass: Float64s) -> tuple[Float64s, Float64s]:
@@ -233,14 +233,14 @@ class TargetBracket:
         order = np.argsort(distances, kind="stable")
         distances, mass = distances[order], mass[order]
         total, above = self.bins[0].sum(), self.bins[0, self.place + 1 :].sum()
-        if self.key == ESS_METRIC:  # the largest weight with sufficient ESS
+        if self.key == ESS_METRIC:  # the largest distance at which the ESS is at least `wanted`
             weights = np.exp(distances)
             below = self.bins[:, : self.place].sum(axis=1)
             beyond = total - below[0] - np.arange(1, len(weights) + 1)
             first = below[1] + np.cumsum(weights) + beyond * weights
             reached = first**2 / (total * (below[2] + np.cumsum(weights**2) + beyond * weights**2))
             met = np.flatnonzero(reached >= self.wanted)[::-1]
-        else:  # the smallest distance with sufficiently little rejected mass. Equal distances are rejected together
+        else:  # the smallest distance that rejects at most `wanted`. Equal distances are rejected together
             beyond = above + np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)[: len(mass)]
             reached = beyond / total
             met = np.flatnonzero((reached <= self.wanted) & np.append(np.diff(distances) > 0, True)[: len(mass)])
@@ -263,7 +263,7 @@ class TargetBracket:
 def find_brackets(
     grids: GridTables, runs: Iterable[str], wishes: Sequence[TargetValue]
 ) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
-    """For each target, find the two grid points around the threshold. Also return the targets without a threshold."""
+    """Find the bracket of each target and rule. Also return targets that every or no threshold of the grid meets."""
     found, missed, searches, unknown = [], [], list_searches(wishes), np.full(1, np.nan)
     for run in runs:
         measured = {
@@ -290,7 +290,7 @@ def find_brackets(
 
 
 def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
-    """Return the ends of the threshold's interval, as distances. An end outside the grid is left out."""
+    """Return the interval of a threshold, as two distances. An end outside the grid is None."""
     places = np.flatnonzero(inside)
     low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
     return (None if low == 0 else float(_DISTANCE_GRID[low])), (
@@ -300,7 +300,7 @@ def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float |
 
 @dataclass(frozen=True)
 class TargetSearch:
-    """The second pass over the dump, which finds the exact thresholds between the grid points."""
+    """The second pass over the dump. It finds the exact threshold in each bracket (between two grid points)."""
 
     brackets: tuple[TargetBracket, ...]
 
@@ -331,7 +331,7 @@ class _RunSums:
 
 
 class SweepAccumulator(GroupMerger[list[FamilySums]]):
-    """Adds the sums of all parts of a dump. When a step is complete, computes the rows of this step."""
+    """Adds up the sums of all parts of a dump. When a step is complete, computes the step's rows of the table."""
 
     closing_size = 1 << 20
 
@@ -381,7 +381,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return [FamilyRunSums(prompts=PromptCounter() if self.plan.by_prompt else None) for _ in self.families]
 
     def _add(self, rows: Sequence[pl.DataFrame], labels: Sequence[LabelValue]) -> None:
-        """Store the rows of all families, ordered by group. The corrections of a family only differ in bounds."""
+        """Store rows of each family (points that only differ in bounds), ordered by `labels` (steps or values)."""
         order = np.concatenate([np.repeat(np.arange(len(labels)), len(own) // len(labels)) for own in rows])
         self._tables.append(pl.concat(rows, how="diagonal_relaxed")[np.argsort(order, kind="stable")])
         self._labels += labels
@@ -405,7 +405,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return pl.concat(ordered, how="diagonal_relaxed")
 
     def groups(self) -> pl.LazyFrame:
-        """Return the rows of all steps and `--by` values. Labels are strings unless all of them are numbers."""
+        """Return the rows of all steps and `--by` values. The column `group` has strings unless all are numbers."""
         whole = pl.concat(self._tables, how="diagonal_relaxed").lazy()
         numbers = [label for label in self._labels if isinstance(label, (int, float)) and not isinstance(label, bool)]
         if not numbers or len(numbers) + self._labels.count(None) < len(self._labels):
@@ -421,7 +421,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         scope: str,
         groups: Sequence[LabelValue],
     ) -> pl.DataFrame:
-        """Return one row for each group and each point of a family. Undefined values are null."""
+        """Return one row for each label in `groups` and each point of family `number`. Undefined values are null."""
         family, study = self.families[number], self.studies[self.of_study[number]]
         points, count = family.points.tolist(), len(groups) * len(family.points)
         columns: dict[str, Any] = {"run": [run] * count, "correction": [study.name] * count}
@@ -449,7 +449,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
 
 
 MEMORY_WARNING_BYTES = 1_000_000_000
-"""If a sweep probably needs more memory, it prints a notice."""
+"""If a sweep probably needs more memory than this, it warns the user through `notice`."""
 
 
 @dataclass(frozen=True)
@@ -467,7 +467,7 @@ class _SweepPart:
 class _SweepPass:
     plan: MeasurePlan
     families: tuple[CorrectionFamily, ...]
-    predicted: tuple[Correction, ...]  # the sample of sequences contains these corrections, for predictions
+    predicted: tuple[Correction, ...]  # corrections that predictions are made for
     searches: tuple[tuple[str, ThresholdRule], ...]
 
     def __call__(self, batches: Iterable[TokenBatch], run: str) -> _SweepPart:
@@ -480,16 +480,16 @@ class _SweepPass:
 
 
 def sweep(
-    paths: Sequence[DumpSource],  # files, folders, globs. Each is one run, unless the dump has a column `run`.
+    paths: Sequence[DumpSource],  # files, folders, globs. Each is one run, unless its rows have a column `run`
     chosen: Sequence[Study] = DEFAULT_STUDIES,  # studies with unique names
     *,
-    by: Sequence[str] = (),  # columns to break down by
-    notice: Callable[[str], None] | None = None,  # if much memory is needed, called with a message before reading
-    wishes: Sequence[TargetValue] = (),  # find the thresholds that meet these targets, in a second pass
-    outlook: ForecastRequest | None = None,  # predictions at some points of each study
+    by: Sequence[str] = (),  # columns of the dump to break the metrics down by
+    notice: Callable[[str], None] | None = None,  # called with a warning if much memory is needed
+    wishes: Sequence[TargetValue] = (),  # targets. A second pass finds thresholds that meet them
+    outlook: ForecastRequest | None = None,  # predictions to make, at a few points of each study
     **options: Unpack[ReadOptions],
 ) -> Sweep:
-    """Evaluate every point of every study in one pass."""
+    """Compute the metrics at every point of every study, in one pass over the dumps."""
     if not chosen:
         raise ConfigError("no correction given: a sweep needs at least one correction with varying thresholds")
     check_correction_names([study.correction for study in chosen])
@@ -551,7 +551,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
-    """Compute the metrics at each found threshold, in one more pass. A target without a threshold gets no metrics."""
+    """Return the metrics at the threshold of each target, computed in one more pass. If it has no threshold: {}."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:
