@@ -8,7 +8,7 @@ from importlib import import_module
 from mismatchctl.io import __version__ as __version__
 from mismatchctl.results import register_renderer
 
-TYPE_CHECKING = False  # importing `typing` would take longer than the rest of this module
+TYPE_CHECKING = False  # not `typing.TYPE_CHECKING`: importing typing takes longer than the rest of this module
 if TYPE_CHECKING:
     from mismatchctl.api.advise.advice import Advice
     from mismatchctl.api.compare.comparison import Comparison
@@ -53,11 +53,11 @@ _MODULES = {
     "Verdict": "mismatchctl.api.gate.verdict",
     **dict.fromkeys(("chi2", "ess", "k1", "k2", "k3", "keep", "weights"), "mismatchctl.api.estimators"),
 }
-"""The module of each public name that is not in `mismatchctl.api.public`."""
+"""Public name -> its module, for the names that are not defined in `mismatchctl.api.public`."""
 
 
 def _load_renderer() -> "Renderer":
-    from mismatchctl.report.notebook import get_report_renderer  # report/ is above results/
+    from mismatchctl.report.notebook import get_report_renderer  # results/ must not import report/ itself
 
     return get_report_renderer()
 

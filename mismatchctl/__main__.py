@@ -1,4 +1,4 @@
-"""`python -m mismatchctl`."""
+"""Entry point of the command `mismatchctl` and of `python -m mismatchctl`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mismatchctl.errors import EXIT_INTERRUPTED
 from mismatchctl.io.process import end_on_signal, install_handlers, signal_exit_code
 
 COLLECT_AFTER = 300_000
-"""Python collects garbage after this many new objects. Imports create far fewer, so they never start a collection."""
+"""Number of new objects after which Python collects garbage. Imports create fewer, so no collection slows them."""
 
 
 class _PandasBlocker:
@@ -32,7 +32,7 @@ class _PandasBlocker:
 def main() -> None:
     """Install signal handlers, so that Ctrl-C also works during the slow imports. Then import and run the command."""
     install_handlers()
-    if not sys.warnoptions:  # mismatchctl has its own messages for values that are not finite
+    if not sys.warnoptions:  # numpy warns about overflows, which mismatchctl reports itself
         warnings.simplefilter("ignore", RuntimeWarning)
     sys.meta_path.insert(0, _PandasBlocker())
     try:
@@ -42,9 +42,9 @@ def main() -> None:
 
             command()
         finally:
-            end_on_signal()  # inside this block, so that the handlers below catch an interrupt
+            end_on_signal()  # may raise an interrupt, which the handler below must catch
     except BaseException as ended:
-        # a library can replace an interrupt by another error, and typer can replace it by the exit code 1 or 130
+        # after Ctrl-C, a library may have raised another error, and typer may have replaced the exit code by 1 or 130
         received = signal_exit_code()
         if received is None or (isinstance(ended, SystemExit) and ended.code not in (1, EXIT_INTERRUPTED)):
             raise
@@ -53,7 +53,7 @@ def main() -> None:
                 print("interrupted", file=sys.stderr, flush=True)
         sys.exit(received)
     finally:
-        gc.freeze()  # the process ends: skip a last garbage collection
+        gc.freeze()  # the process ends, so a last garbage collection would only take time
 
 
 if __name__ == "__main__":

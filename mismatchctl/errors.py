@@ -1,4 +1,4 @@
-"""Exceptions with exit codes, and the wording of messages for Python and for the command line."""
+"""Exceptions with exit codes, and functions that word messages for users of Python or of the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_CHECK_FAILED, EXIT_CANNOT_JUDGE, EXIT_INTERR
 
 
 class MismatchctlError(Exception):
-    """Base class of the errors that a user can cause. `exit_code` is the exit code of the command."""
+    """Base class of the errors that a user can cause. `exit_code` is the exit code of a command that fails with it."""
 
     exit_code = EXIT_BUG
 
@@ -23,7 +23,7 @@ class ConfigError(MismatchctlError):
 
 
 class DataError(MismatchctlError):
-    """A dump that cannot be used, with file, row, column and remedy if they are known."""
+    """A dump that cannot be used. The message names the file, row, column and a remedy, as far as they are known."""
 
     exit_code = EXIT_CANNOT_JUDGE
 
@@ -45,7 +45,7 @@ class DataError(MismatchctlError):
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a value with its article, as in "an int". A missing value has no article."""
+    """Return the type of a value with its article, such as "an int". For `None`, return "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
@@ -62,7 +62,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return "(did you mean X?)" with the most similar known word, or ""."""
+    """Return " (did you mean X?)" with the word in `known` that is most like `word`, or "" if no word is similar."""
     names = list(known)
     longer = [name for name in names if word and name.startswith((f"{word}_", f"{word}-"))]
     close = longer or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
@@ -70,7 +70,7 @@ def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 _FLAGS = {"columns": "--column", "corrections": "--correction", "rules": "--rule"}
-"""Flags that are not spelled like the keyword argument."""
+"""Keyword argument of the Python API -> command-line flag, for arguments whose flag has another name."""
 _interface = "python"
 
 
@@ -93,7 +93,7 @@ def messages_for(reader: str) -> Iterator[None]:
 def option(name: str, value: object = None) -> str:
     """Return an option as the user writes it: `by='worker'` in Python, `--by worker` on the command line.
 
-    Without a value, return only the name. If the value is the type `int`, write `N` for it.
+    If `value` is `None`, return only the name. If `value` is the type `int`, write `N` as a placeholder: `--batch N`.
     """
     if _interface == "python":
         return name if value is None else f"{name}={'N' if value is int else repr(value)}"
@@ -104,5 +104,5 @@ def option(name: str, value: object = None) -> str:
 
 
 def wording(*, python: str, command: str) -> str:
-    """Return the first text if Python users read the messages, else the second text."""
+    """Return `python` if users of the Python API read the message, and `command` if users of the command line do."""
     return python if _interface == "python" else command

@@ -29,24 +29,24 @@ from mismatchctl.results.model import Result
 
 _TOKEN_COLUMNS = ("token_ids", "rollout_experts", "train_experts", "entropy")
 MAX_TOKENS = 4_096
-"""Maximum number of tokens shown per sequence. A longer sequence is cut around its largest log ratio."""
+"""Maximum number of tokens to show of a sequence: those around its largest |log ratio|."""
 
 
 @dataclass(frozen=True)
 class SequenceRow:
-    """One sequence with A tokens. T of these tokens are valid."""
+    """One sequence to show. It has A tokens, and T of them are valid."""
 
     file: str
     row: int
     run: str
-    facts: Mapping[str, Any]  # per-sequence columns by name
+    facts: Mapping[str, Any]  # column -> value, for columns with one value per sequence
     batch: TokenBatch
-    mask: Bools  # [A]
+    mask: Bools  # True for valid tokens [A]
     ids: Ints | None  # token ids [A], if recorded
-    position: Ints  # [T]
-    experts: Ints | None = None  # for each valid token, in how many experts rollout and trainer differ [T], if recorded
-    first: int = 0  # first valid token that is shown
-    last: int = 0  # one more than the last valid token that is shown
+    position: Ints  # position of each valid token in its response [T]
+    experts: Ints | None = None  # per valid token, number of rollout experts that the trainer did not use [T]
+    first: int = 0  # index of the first valid token that is shown
+    last: int = 0  # index after the last valid token that is shown
     texts: list[str] = field(default_factory=list)  # decoded tokens [A]
 
     @property
@@ -60,7 +60,7 @@ def read_rows(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
 ) -> list[SequenceRow]:
-    """Read the sequences at `places`, which are pairs of file and row."""
+    """Read the sequences at `places`, which are pairs (path of the file, row in the file)."""
     dump = open_dump(
         paths,
         rename=rename,
@@ -135,7 +135,7 @@ class AppliedCorrection:
     """The effect of one correction on each shown sequence."""
 
     correction: Correction
-    states: tuple[NDArray[np.uint8], ...]  # state of each valid token [T]
+    states: tuple[NDArray[np.uint8], ...]  # STATE_KEPT, STATE_REJECTED or STATE_BOUNDED per valid token [T]
     weights: tuple[NDArray[np.float64], ...]  # weight of each valid token before normalization [T]
     reasons: tuple[list[str], ...]  # for each valid token, the gates that reject it, or "" if it is kept
 
@@ -147,7 +147,7 @@ def apply_corrections(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
 ) -> Iterator[AppliedCorrection]:
-    """Apply each correction to the sequences. Corrections without a weight or gate are left out."""
+    """Yield the effect of each correction on the sequences. Corrections without a weight or gate are left out."""
     if any(gate.over == "batch" for correction in corrections for gate in correction.gates):
         dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
         trims = find_trims(dump, corrections)
@@ -187,14 +187,14 @@ def _rejection_reasons(applied: CorrectedBlock) -> list[str]:
 
 
 MAX_SEQUENCES = 20
-"""Maximum number of sequences that are shown by default."""
+"""Maximum number of sequences that are shown if the user does not choose sequences."""
 SequencePlace = tuple[str, int]
-"""The place of a sequence: the path of the file as the user wrote it, and the row."""
+"""(path of a file as the user wrote it, row of the sequence in the file)."""
 
 
 @dataclass(frozen=True)
 class TokenView:
-    """The sequences, corrections and vocabulary of the token page."""
+    """The contents of the page that `analyze --tokens` writes: sequences, corrections and vocabulary."""
 
     rows: tuple[SequenceRow, ...]
     corrections: tuple[AppliedCorrection, ...]
@@ -227,7 +227,7 @@ def browse(
     vocabulary: str | Path | None = None,
     on_bad: BadDataPolicy = "error",
 ) -> TokenView:
-    """Read sequences token by token. Without a `vocabulary`, tokens are shown as bytes or as ids."""
+    """Read sequences token by token. Without `vocabulary`, tokens are shown as bytes or as numbers."""
     rows = read_rows(paths, places, rename or {}, on_bad)
     found = load_vocabulary(vocabulary, [row.ids for row in rows])
     applied = apply_corrections(paths, corrections, rows, rename or {}, on_bad)

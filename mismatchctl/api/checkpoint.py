@@ -22,14 +22,14 @@ except Exception as error:  # a broken installation may raise any error
 
 CheckpointDtype = Literal["float32", "float64"]
 POSITIONS_PER_BLOCK = 512
-"""The logits of this number of positions are computed at once, to limit memory."""
+"""Number of positions whose logits are computed at once. The logits of a whole sequence may not fit into memory."""
 
 
 class Checkpoint:
     """A causal language model that scores one sequence at a time, without padding."""
 
     def __init__(self, folder: Path, dtype: CheckpointDtype = "float32", device: str = "cpu") -> None:
-        """Load a local checkpoint without a download. Code in the checkpoint does not run."""
+        """Load a local checkpoint without a download. Python code in the checkpoint does not run."""
         try:
             import transformers
         except ImportError as error:
@@ -59,7 +59,7 @@ class Checkpoint:
         self._limit: int | None = getattr(model.config, "max_position_embeddings", None)
 
     def log_probs(self, prompt: Ints, response: Ints, temperature: float) -> Float64s:
-        """Compute log-probs of the response tokens [T] in nats. Logits are converted to float64."""
+        """Return the log-prob of each response token in nats [T]. Logits are converted to float64."""
         if not len(response):
             return np.empty(0)
         ids = torch.as_tensor(np.concatenate([prompt, response])[None], device=self._device)
@@ -78,13 +78,13 @@ class Checkpoint:
         return values
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the logits of position `first` and all later positions, in blocks that limit memory."""
+        """Yield (range of positions, their logits) from position `first` to the end, in blocks that limit memory."""
         body = self._model.base_model
-        hidden = body(input_ids=ids, use_cache=False)  # all layers except the last (head)
+        hidden = body(input_ids=ids, use_cache=False)  # all layers except the head, which computes logits
         for start in range(first, ids.shape[1], POSITIONS_PER_BLOCK):
             part = slice(start, min(start + POSITIONS_PER_BLOCK, ids.shape[1]))
             answer = type(hidden)(last_hidden_state=hidden.last_hidden_state[:, part])
-            body.forward = lambda *given, known=answer, **named: known  # so that the model only runs its head
+            body.forward = lambda *given, known=answer, **named: known  # so that `_model` only runs its head
             try:
                 logits = self._model(input_ids=ids[:, part], use_cache=False).logits[0]
             finally:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def diagnose(paths: Sequence[DumpSource], *, by: Sequence[str] = (), **options: Unpack[ReadOptions]) -> Diagnosis:
-    """Diagnose the mismatch of each run. Invalid values are evidence of a cause, not errors.
+    """Find the causes of the mismatch in each run. Invalid values, such as NaN, do not raise errors but are evidence.
 
-    In each column in `by`, the diagnosis finds values (such as one worker) whose mismatch differs from the others.
+    For each column in `by`, such as `worker`, also find the values with another mismatch than the other values.
     """
 
     @cache
     def growths() -> dict[str, Growth]:
-        """Measure the growth of K3 in a second pass over the dump, which most diagnoses do not need."""
+        """Measure how K3 changes over the steps. Most diagnoses do not need this second pass over the dump."""
         try:
             measured = analyze(paths, rename=rename, engine=reading.engine, findings=False)
             return {name: fit_run_growth(run) for name, run in measured.runs.items()}

@@ -69,7 +69,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class SelfTestCheck:
-    """One metric of the self-test: the expected value (`stored`), and the computed value or a problem."""
+    """One metric of the self-test: the expected value (`stored`), and the computed value (`found`) or a problem."""
 
     part: str
     metric: str
@@ -88,7 +88,7 @@ TEST_ROWS: tuple[dict[str, Any], ...] = (
     {"rollout": [-0.125, -4.0], "train": [-0.1875, -2.5], "mask": [1, 1], "step": 1},
     {"rollout": [-1.0, -1.0, -0.75, -2.5], "train": [-1.0625, -0.9375, -0.75, -9.0], "mask": [1, 1, 1, 0], "step": 1},
 )
-"""Data of the self-test. The numbers are exact in binary and decimal, and one token is masked."""
+"""Data of the self-test. float64 stores these numbers without rounding. One token is masked."""
 TEST_CORRECTIONS = (
     Correction(name="truncated", weight=Weight(level="token", truncate=2.0)),
     Correction(name="rejected", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),)),
@@ -113,7 +113,7 @@ EXPECTED_VALUES = {
     "rejected.rejected_sequences": 0.75,
     "rejected.k3_kept": 0.0013025072437784053,
 }
-"""Expected values, computed with 60-digit decimals without code of this package."""
+"""Metrics of TEST_ROWS and TEST_CORRECTIONS, computed with 60-digit decimals and without code of this package."""
 
 
 def inspect_machine() -> Machine:
@@ -182,7 +182,7 @@ def _analyze_test_data(device: Literal["cpu", "cuda"]) -> dict[str, float]:
 
 
 def _run_compiled_kernel() -> dict[str, float]:
-    """Compute K3 with the compiled kernel, which large dumps use."""
+    """Compute K3 of the built-in data with the compiled kernel, which `analyze` only uses for large dumps."""
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
     mask, rollout, train = (np.concatenate([row[name] for row in TEST_ROWS]) for name in ("mask", "rollout", "train"))

@@ -65,7 +65,7 @@ def weights(
     ([[1.0, 2.0]], [[True, True]])
 
     Args:
-        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        rollout: Log-probs of the rollout engine in nats: array or tensor [sequences, tokens], nested tensor or list.
         train: Log-probs of the trainer, in the layout of `rollout`.
         mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
         correction: A preset, a file, a mapping or a Correction. Example: `{"weight": {"clip": [0.5, 2.0]}}`.
@@ -73,7 +73,7 @@ def weights(
         advantages: One advantage per token or per row, if the correction uses them.
         age: Number of weight updates since each row was sampled, or one number for all rows, if the correction uses
             ages.
-        micro_batches: Rows per micro-batch, or one name per row, for weights that are normalized within micro-batches.
+        micro_batches: Rows per micro-batch, or each row's micro-batch, for weights normalized within micro-batches.
             Default: all rows are one micro-batch.
 
     Returns:

@@ -29,7 +29,7 @@ Returned = TypeVar("Returned")
 
 
 def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
-    """Decorate a public function: suggest the right name of a misspelt keyword, and limit BLAS to one thread."""
+    """Decorate a public function: errors about unknown keywords suggest a known keyword, and BLAS uses one thread."""
     names = [name for name, one in signature(function).parameters.items() if one.kind != one.VAR_POSITIONAL]
 
     @wraps(function)
@@ -47,20 +47,20 @@ def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
 
 
 class ArrowTable(Protocol):
-    """A table that polars, pandas, pyarrow or DuckDB can export to Arrow."""
+    """A table with the Arrow stream interface, such as a table of polars, pandas, pyarrow or DuckDB."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class PandasTable(Protocol):
-    """A pandas DataFrame of any version."""
+    """A pandas DataFrame, also of an old pandas version without the Arrow stream interface."""
 
     @property
     def iloc(self) -> object: ...
 
 
 class FormattedDataset(Protocol):
-    """A Dataset of Hugging Face's `datasets`."""
+    """A `Dataset` of the Hugging Face package `datasets`."""
 
     def with_format(self, type: str) -> object: ...
 
@@ -74,9 +74,9 @@ class TorchTensor(Protocol):
 StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
 """A path as text or as a path object."""
 Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
-"""One number per token: an array or tensor [B, T], a nested tensor, a list of rows, or a column of lists."""
+"""One number per token: an array or tensor [sequences, tokens], a nested tensor, a list of rows, or a list column."""
 Columns: TypeAlias = Mapping[str, Values]
-"""A mapping of column names to columns. `rollout`, `train`, `mask` and `current` are short names of dump columns."""
+"""Column name -> values. Short names are allowed, such as `rollout` for `rollout_log_probs` (SHORT_NAMES)."""
 Table: TypeAlias = Union[ArrowTable, PandasTable, "pl.LazyFrame", FormattedDataset, Columns]
 """A table with one row per sequence."""
 Source: TypeAlias = StrPath | Table
@@ -84,13 +84,13 @@ Source: TypeAlias = StrPath | Table
 Sources: TypeAlias = Source | Iterable[Source]
 """One or several sources."""
 CorrectionLike: TypeAlias = Union[str, "os.PathLike[str]", "Correction", Mapping[str, object]]
-"""The name of a preset, a YAML or TOML file, a Correction or a mapping."""
+"""A correction: a preset's name, a YAML or TOML file, a Correction, or a mapping {"weight": {"truncate": 2}}."""
 Corrections: TypeAlias = CorrectionLike | Iterable[CorrectionLike]
 """One or several corrections."""
 Texts: TypeAlias = str | Iterable[str]
 """One string or several strings."""
 Progress: TypeAlias = Callable[[int, int], None]
-"""A function, called with (tokens read, tokens expected)."""
+"""A function that is called while data is read, with (number of tokens read so far, expected number of tokens)."""
 
 SHORT_NAMES = {"rollout": "rollout_log_probs", "train": "train_log_probs", "mask": "response_mask"}
 SHORT_NAMES |= {"current": "current_log_probs"}
@@ -144,8 +144,8 @@ def make_memory_table(source: object, title: str = "the table in memory", number
         if table is not None:
             return MemoryTable.of(table, title, number)
     except (NotImplementedError, OverflowError, TypeError, ValueError, pa.ArrowException, PolarsError) as error:
-        # a streamed dataset raises NotImplementedError when its rows are read
-        message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last text names the column
+        # a streamed dataset of Hugging Face raises NotImplementedError when its rows are read
+        message = error.args[-1] if error.args else type(error).__name__  # pyarrow names the column last
         why = str(message).partition("\n")[0]
         raise ConfigError(f"cannot convert {kind_of(source)} to a table: {why}") from None
     wanted = "a path, a table (polars, pandas or Arrow) or a mapping of columns"
@@ -329,7 +329,7 @@ def check_choice(name: str, value: object, known: Sequence[str]) -> None:
 
 @contextmanager
 def config_file(config: StrPath | Mapping[str, object]) -> Iterator[Path | str]:
-    """If `config` is a mapping, write it to a temporary file. Errors say "the mapping" instead of the file's path."""
+    """Yield the path of `config`. A mapping is written to a temporary file, which errors call "the mapping"."""
     if not isinstance(config, Mapping):
         yield os.fspath(config)
         return

@@ -1,4 +1,4 @@
-"""Code snippets that record log-probs in a framework, and the lines of the framework at which to insert them.
+"""Code snippets that record log-probs in a framework, and the places in the framework's code for them.
 
 The snippets are the Python blocks in docs/integrations/FRAMEWORK.md. docs/integrations/places.yaml contains the lines.
 """
@@ -24,14 +24,14 @@ from mismatchctl.io.yaml import read_data
 PAGES_FOLDER = "docs/integrations"
 CI_FOLDER = "templates/ci"
 _CI_FILES = {"record.py": "ci/record.py", "prompts.jsonl": "ci/prompts.jsonl"}
-"""Name of a template -> path of its copy in the user's repository."""
+"""Name of a template in CI_FOLDER -> path of its copy in the user's repository."""
 BEGIN, END = "# >>> mismatchctl init", "# <<< mismatchctl init"
 _PATCHED = re.compile(rf"^[ ]*{BEGIN}\n.*?^[ ]*{END}\n", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A piece of code to insert before or after a line of a file."""
+    """Code to insert into a file, before the line that matches `before` or after the line that matches `after`."""
 
     file: str
     title: str
@@ -50,7 +50,7 @@ class Edit:
         return len(text) if end < 0 else end + 1
 
     def apply(self, text: str) -> str:
-        """Insert the code with the indentation of the line below it."""
+        """Return `text` with the code inserted. It gets the indentation of the line that follows."""
         at = self.find(text)
         if at is None:
             raise ConfigError(
@@ -96,7 +96,7 @@ class Integration:
         return files
 
     def edits_for(self, path: Path, text: str) -> list[Edit]:
-        """Return the edits whose lines (`before` or `after`) are all in the text of the file."""
+        """Return the edits that belong to this file: `text` must contain the line `before` or `after` of each edit."""
         files = self.edits_by_file()
         for file, edits in files.items():
             if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):
@@ -153,7 +153,7 @@ def _read_edits(name: str, edits: Iterable[Mapping[str, Any]]) -> Iterator[Edit]
 
 
 def _split_snippet(code: str) -> dict[str, str]:
-    """Split a snippet into the part that creates the recorder, and the rest."""
+    """Split a snippet into "setup", which creates the recorder, and "hook", the rest. "all" is the whole snippet."""
     created = next(node for node in ast.parse(code).body if "Recorder(" in ast.unparse(node))
     lines = code.splitlines(keepends=True)
     setup, hook = lines[: created.end_lineno], lines[created.end_lineno :]

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import RunResult
 
 MUCH_REJECTION = 0.5
-"""If a correction rejects a larger share of the tokens, lint warns."""
+"""lint warns about gates that reject a larger share of a dump's tokens."""
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _SETTINGS = (*_TRUNCATIONS, *_PENALTIES, "temperature", "logprobs_mode", "logprobs")
 _MASK = "sampling_mask"
-"""If this text is in the name of an option, the option records which tokens the engine could sample."""
+"""An engine option with this text in its name records which tokens the engine could sample."""
 _VOCABULARY = 1_000_000
 _RAW = ("raw_logprobs", "raw_logits")
 _REPLAY = (
@@ -38,13 +38,13 @@ _REPLAY = (
 def lint(
     config: str | Path, dumps: Sequence[DumpSource] = (), framework: str = "", rename: Mapping[str, str] | None = None
 ) -> tuple[Framework, list[LintMessage]]:
-    """Return the findings about a configuration, most severe first."""
+    """Return the framework of a configuration, and the findings about the configuration, most severe first."""
     all_written = read_native_configs(config, framework, of_any=True)
     found: list[LintMessage] = []
     for written in all_written:
         chosen, native = written.framework, written.keys
         plain = [one for one in written.scalars if len(one.keys) == 1 and not one.quoted]
-        texts = {one.keys[0]: one.text for one in plain if is_text_in_yaml_1_1(one.text)}  # such as 1e-4
+        texts = {one.keys[0]: one.text for one in plain if is_text_in_yaml_1_1(one.text)}  # 1e-4 is text in YAML 1.1
         as_read = native | texts if chosen.reads_yaml_1_1 else native
         unknown = [*(place for place, _ in written.unknown), *([""] if written.missing else [])]
         traps = [*_find_digit_traps(written.scalars), *_find_unknown_values(written), *chosen.lint(as_read, unknown)]
@@ -60,7 +60,7 @@ def lint(
 
 
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
-    """Yield findings about settings whose values are not in the file."""
+    """Yield findings about settings whose values are not in the file, such as `${VARIABLE}`."""
     for name in written.missing:
         consequence = f"inherits from {name}, which was not found: its settings are unknown"
         yield LintMessage("unknown", "defaults", consequence, "put the file at this path", name)
@@ -79,7 +79,7 @@ def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
 
 
 def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:
-    """Yield findings about unquoted thresholds such as 0.5_5, which YAML reads as a number."""
+    """Yield findings about unquoted thresholds such as 0.5_5, which YAML reads as the number 0.55."""
     for found in scalars:
         place, value = ".".join(found.keys), None if found.quoted else parse_scalar(found.text)
         if isinstance(value, (int, float)) and "_" in found.text and "threshold" in place:
@@ -95,7 +95,7 @@ def _measure_findings(
 
     try:
         correction = Correction.model_validate(framework.correction(native).model_dump())
-    except (ConfigError, ValueError):  # invalid configurations are reported without dumps
+    except (ConfigError, ValueError):  # `Framework.lint` reports invalid configurations
         return
     places = framework.gate_places(native, correction)
     now = correction.model_copy(update={"name": "as it is"})
@@ -138,7 +138,7 @@ def _rejection_finding(run: RunResult, correction: Correction, what: str, place:
 
 
 def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator[LintMessage]:
-    """Find settings that change the sampling distribution but not the trainer's log-probs."""
+    """Yield findings about settings that change the sampling distribution but not the trainer's log-probs."""
     try:
         correction, table = framework.correction(native), read_file(framework.name, "sampling.yaml")
     except ConfigError:
@@ -186,7 +186,7 @@ def _changes(found: Mapping[str, tuple[str, Any]]) -> Iterator[tuple[str, str, s
 
 
 def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Yield (name, (place, value)) for each sampling setting."""
+    """Yield (name, (full key, value)) for each sampling setting, such as ("top_p", ("rollout.top_p", 0.9))."""
     for place in places:
         level = find_value(native, *filter(None, place.split(".")))
         for key, value in level.items() if isinstance(level, Mapping) else ():
@@ -197,7 +197,7 @@ def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iter
 
 
 def _records_mask(native: Mapping[str, Any]) -> bool:
-    """Return True if the engine records the tokens that it could sample, because the trainer can mask the others."""
+    """Return True if the engine records which tokens it could sample. The trainer can then mask all other tokens."""
     return any(
         (_MASK in str(key).replace("-", "_") and value not in (False, None))
         or (isinstance(value, Mapping) and _records_mask(value))

@@ -32,7 +32,7 @@ from mismatchctl.results.views import add_version, json_text
 Role = Literal["mismatch"] | Health
 
 _OF_LOSS = re.compile(r"loss|advantage", re.IGNORECASE)
-"""Quantities with such a name describe a loss, not the mismatch."""
+"""A logged quantity whose description matches belongs to a loss and does not measure the mismatch."""
 _KL_LIKE = re.compile(r"k3|mismatch_kl|k3_kl", re.IGNORECASE)
 _RUN = " - "
 _PREFIXES = frozenset({"train", "training", "actor", "policy", "metrics", "debug", "rl"})
@@ -49,7 +49,7 @@ class LoggedSeries(FiniteModel):
     metric: str = ""  # key of the metric of `analyze` that has the same formula
     meaning: str = ""  # the quantity, and the frameworks that log it with this name
     growth: Growth
-    level: str = ""  # comparison of the last value with values from documents
+    level: str = ""  # the last value compared with published K3 values
     not_finite: int = 0  # number of steps with a NaN or infinite value
     lag: Lag | None = None  # by how many steps the leading mismatch metric follows this series
     steps: list[int | float | str]
@@ -66,7 +66,7 @@ class LoggedSeries(FiniteModel):
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run of a metrics log. The first metric in `mismatch`, the leading metric, measures the mismatch best."""
+    """One run of a metrics log. The first series in `mismatch` (leading metric) measures the mismatch best."""
 
     name: str
     steps: list[int | float | str]
@@ -79,7 +79,7 @@ class LoggedRun:
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
-        """Describe how many steps later or earlier than another series the leading metric changes."""
+        """Describe by how many steps the leading metric changes later or earlier than the series `other`."""
 
         def when(apart: int, unit: str) -> str:
             return f"{abs(apart)} {unit} {'later' if apart > 0 else 'earlier'}" if apart else "in the same step"
@@ -154,7 +154,7 @@ def read_logged_values(path: str | Path) -> list[LoggedValues]:
 def is_run_log(path: str | Path) -> bool:
     place = Path(path)
     suffix = place.suffix.lower()
-    with suppress(OSError, csv.Error):  # the code that opens it reports the problem
+    with suppress(OSError, csv.Error):  # the code that reads the log reports the problem
         if place.is_dir():
             return any(map(logs.is_event_file, walk_files(place))) and not contains_dump(str(place))
         if not place.is_file() or logs.is_event_file(place):
@@ -203,7 +203,7 @@ def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
 
 
 def _names_by_run(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
-    """Return {run: {logged name: name without the W&B prefix "RUN - "}}."""
+    """Return {run: {logged name: name without the W&B prefix "RUN - "}}. Without prefixes, the run is `stem`."""
     if not all(_RUN in name for name in names):
         return {stem: {name: name for name in names}}
     found: dict[str, dict[str, str]] = {}
@@ -245,11 +245,11 @@ def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
     """Return the mismatch metrics that frameworks log with this name, and the frameworks of each metric."""
     first, _, rest = name.partition("/")
     for candidate in (name, *([rest] if rest and first.lower() in _PREFIXES else [])):
-        named = (candidate, candidate.replace("/all/", "/"))  # the mean over environments
+        named = (candidate, candidate.replace("/all/", "/"))  # "/all/" marks the mean over environments
         found = {
             meaning: titles for meaning, titles in find_meanings(candidate).items()
             if meaning.basis in ("train/rollout", "current/rollout")
-            # the logged name may lack the prefix of the framework's name
+            # the log may contain a name such as "actor/x_y" without its prefix: "x_y"
             and (meaning.name in named or ("_" in candidate and meaning.name.rpartition("/")[2] == candidate))
             and not _OF_LOSS.search(meaning.quantity)
         }  # fmt: skip

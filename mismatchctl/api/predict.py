@@ -1,4 +1,4 @@
-"""Predict the rejection and ESS of corrections on other data: a new batch, later steps, longer responses."""
+"""Predict rejection and ESS of corrections outside the dump: for a new batch, later steps, longer responses."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _STANDARD_NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class BackTest:
-    """Rejected fractions at several response lengths, as predicted from the first `start` tokens and as observed."""
+    """K tests of the prediction on the dump. Each compares a predicted with an observed fraction of rejections."""
 
-    start: int  # number of tokens at the start of each response that the prediction uses
-    lengths: tuple[int, ...]  # lengths for which rejections are predicted [K]
-    predicted: tuple[float, ...]  # rejected fractions [K]
-    observed: tuple[float, ...]  # rejected fractions [K]
-    sequences: tuple[int, ...]  # number of responses of each length [K]
+    start: int  # the prediction only uses the first `start` tokens of each response
+    lengths: tuple[int, ...]  # response length of each comparison, in tokens [K]
+    predicted: tuple[float, ...]  # predicted fraction of rejected responses [K]
+    observed: tuple[float, ...]  # fraction of rejected responses in the dump [K]
+    sequences: tuple[int, ...]  # number of responses with at least this length [K]
     noise: tuple[float, ...]  # standard error of `observed` [K]
 
     @property
@@ -43,13 +43,13 @@ class BackTest:
 
     @property
     def excess(self) -> float:
-        """Return the root mean square error of `predicted`, without the noise of `observed`."""
+        """Return the root mean square of `predicted` - `observed`, without the part that `noise` explains."""
         squares = np.subtract(self.predicted, self.observed) ** 2 - np.square(self.noise)
         return float(np.sqrt(max(squares.mean(), 0.0)))
 
     @property
     def miss(self) -> float:
-        """Return the `excess` in normal quantiles (probits), per doubling of the length."""
+        """Return the `excess` per doubling of the length, with fractions converted to probits (normal quantiles)."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -62,33 +62,33 @@ class BackTest:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One predicted number."""
+    """A predicted metric, such as the rejected share of a new batch."""
 
-    question: str  # the case that is predicted, such as "a batch of 64 sequences"
+    question: str  # the data it is for, such as "a batch of 64 sequences"
     quantity: str  # key of the metric, such as `rejected_sequences`
     value: float | None
     interval: tuple[float, float] | None  # central 95% interval
-    status: str  # "ok", a limitation of the prediction, or why the value is unknown
-    model: str  # assumptions of the prediction
+    status: str  # "ok", a limitation of the prediction, or the reason why `value` is None
+    model: str  # the assumptions of the prediction, in words
     check: BackTest | None = None
 
 
 def central_interval(draws: Float64s, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
-    """Return the central interval that contains the share `level` of the draws. Both ends are draws."""
+    """Return the central interval that contains the share `level` of the draws. Each end is one of the draws."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
 def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
-    """Seed a random generator with `purpose` and the keys. The order of the keys does not matter."""
+    """Return a random generator that is seeded with `purpose` and `keys`. The order of `keys` does not matter."""
     return np.random.default_rng([int(np.bitwise_xor.reduce(np.unique(keys))), *purpose.encode()])
 
 
 FIRST_OCTAVE, OCTAVES = 4, 17
 LENGTH_GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
-"""Lengths in tokens at which sequences are measured: 16, 32, ... 2^20."""
+"""Numbers of tokens: 16, 32, ... 2^20. A SequenceSample has sums over the first 16, 32, ... tokens of a sequence."""
 MAX_SEQUENCES = 1 << 15
-"""If a run has more sequences, the sample contains the clusters with the smallest hashes."""
+"""If a run has more sequences, a sample only contains the clusters with the smallest hashes."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ class SequenceSample:
 
     run: NDArray[Any]
     step: Hashes  # hash of the step of each sequence
-    cluster: Hashes  # hash of step and prompt. Without prompts: hash of step and sequence
+    cluster: Hashes  # hash of (step, prompt), or of (step, sequence) if the dump lacks prompts
     tokens: Ints  # number of valid tokens of each sequence
-    kept: Float64s  # number of tokens that each correction keeps [S, corrections]
-    # sums of log ratio, K3 and ratio minus 1 over the first 16, 32, ... tokens (LENGTH_GRID) [S, OCTAVES, 3]. If a
-    # sequence is shorter, the sums over all its tokens.
+    kept: Float64s  # per sequence, the number of tokens that each correction keeps [S, corrections]
+    # sums of log ratio, K3 and ratio minus 1 over the first 16, 32, ... tokens (LENGTH_GRID) of each sequence
+    # [S, OCTAVES, 3]. Where a sequence is shorter, the sums are over all its tokens.
     sums: Float64s
     lowest: Float64s  # smallest log ratio of the first 16, 32, ... tokens [S, OCTAVES]
     highest: Float64s  # largest log ratio of the first 16, 32, ... tokens [S, OCTAVES]
@@ -119,13 +119,13 @@ class SequenceSample:
         return SequenceSample.concatenate([self, other])
 
     def of_run(self, run: str) -> SequenceSample:
-        """Return the nonempty sequences of a run, sorted so that the dump's order does not matter."""
+        """Return the sequences of a run that have tokens, in an order that does not depend on the dump's order."""
         chosen = self._select((self.run == run) & (self.tokens > 0))
         order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
         return chosen._select(order)
 
     def truncate(self, octave: int) -> SequenceSample:
-        """Keep the sequences with at least LENGTH_GRID[octave] tokens, and cut each to this length."""
+        """Return the sequences with at least LENGTH_GRID[octave] tokens, each cut to this length."""
         long = self._select(self.tokens >= LENGTH_GRID[octave])
         return replace(
             long,
@@ -139,7 +139,7 @@ class SequenceSample:
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAY_FIELDS})
 
     def _limit_size(self) -> SequenceSample:
-        """If a run has more than MAX_SEQUENCES sequences, keep the clusters with the smallest hashes."""
+        """If a run has more than MAX_SEQUENCES sequences, keep only the clusters with the smallest hashes."""
         if len(self) <= MAX_SEQUENCES:
             return self
         keep = np.zeros(len(self), np.bool_)
@@ -188,7 +188,7 @@ def _block_statistics(
 
 
 def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
-    """Reduce the values before each index in `ends`, for each sequence [S, OCTAVES]."""
+    """For each sequence, reduce (for example sum) its values from its start to each index in `ends` [S, OCTAVES]."""
     starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
     filled = starts < ends
     found = np.full(ends.shape, neutral)
@@ -213,8 +213,8 @@ def predict_batch_rejection(
     """Predict which fraction of the tokens or sequences of a new batch a correction will reject.
 
     A sequence counts as rejected if all of its tokens are rejected. The interval covers two sources of chance: which
-    prompts the dump contains, and which sequences the batch contains. If the steps of the dump differ significantly,
-    each simulated batch is drawn from one step, and `status` says this.
+    prompts the dump contains, and which sequences the batch contains. If the rejected fraction differs significantly
+    between steps, each simulated batch only contains sequences of one step, and `status` contains a warning.
     """
     quantity, question = f"rejected_{unit}", f"a batch of {sequences:,} sequences"
     kept = sample.kept[:, correction]
@@ -243,11 +243,11 @@ def predict_fresh_batch(
     *,
     is_folded: bool,
 ) -> FreshBatch:
-    """Predict the share of tokens that a correction will reject in a new batch of the size of one step.
+    """Predict which share of tokens a correction will reject in a new batch. The batch is as large as one step.
 
-    The trend of the steps is extrapolated. If there are fewer than MIN_TREND_STEPS steps, or if all shares are 0 or all
-    are 1, batches of the dump's prompts are simulated instead. `table` has a row per cluster: rejected tokens and valid
-    tokens [N, 2]. `sequences` is the number of sequences of the run. `shares` has the rejected share of each step.
+    The prediction continues the trend of `shares`, the rejected share of each step. With fewer than MIN_TREND_STEPS
+    steps, or if all shares are 0 or all are 1, batches of the dump's prompts are simulated instead. Each row of `table`
+    contains the rejected and the valid tokens of one cluster [clusters, 2]. The whole run has `sequences` sequences.
     """
     size = max(round(sequences / max(len(labels), 1)), 1)
     known = [share for share in shares if share is not None]
@@ -266,7 +266,7 @@ def predict_fresh_batch(
 def _predict_batch(
     table: Float64s, clusters: Hashes, steps: Ints, per_cluster: float, sequences: int, purpose: str
 ) -> tuple[float, tuple[float, float], bool]:
-    """Return the predicted rejected fraction, its interval, and True if the steps differ significantly."""
+    """Return the predicted rejected fraction, its interval, and True if the fraction differs significantly by step."""
     differ = steps_differ(table, steps, cluster_generator(clusters, "permutation"))
     own = steps if differ else np.zeros_like(steps)
     draws = _draw_batches(table, own, per_cluster, sequences, cluster_generator(clusters, purpose))
@@ -276,8 +276,8 @@ def _predict_batch(
 def _draw_batches(
     table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator
 ) -> Float64s:
-    """Simulate BATCH_DRAWS batches, each from one step, and return their rejected fractions."""
-    prompts = min(max(round(sequences / per_cluster), 1), 1 << 62)  # more prompts no longer change the draws
+    """Simulate BATCH_DRAWS batches and return their rejected fractions. A batch only contains clusters of one step."""
+    prompts = min(max(round(sequences / per_cluster), 1), 1 << 62)  # multinomial() takes at most 2^63 - 1
     groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
     which = random.integers(0, len(groups), BATCH_DRAWS)
     fractions = np.empty(BATCH_DRAWS)
@@ -297,7 +297,7 @@ def _draw_batches(
 
 
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
-    """Draw cluster indices [prompts, batches] from Polya's urn, which is equivalent to random Dirichlet weights."""
+    """Draw the cluster of each prompt [prompts, batches] from Polya's urn (equivalent to random Dirichlet weights)."""
     start = clusters + 2 * prior
     picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
     for pick in picks:
@@ -307,19 +307,19 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """Append a rejected and a kept cluster as a prior, and return their weight. Each counts as half a sequence."""
+    """Append a rejected and a kept cluster as a prior. With the returned weight, each counts as half a sequence."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
     scatter = ((rejected - fraction * size) ** 2).sum() / size.sum() * n / max(n - 1, 1)
-    alone = fraction * (1 - fraction) * mean / per_cluster  # expected spread of independent sequences
+    alone = fraction * (1 - fraction) * mean / per_cluster  # scatter if sequences were independent
     together = float(np.clip(scatter / alone, 1.0, per_cluster)) if alone > 0 else 1.0
     ends = np.array([mean, 0.0])
     return np.append(rejected, ends), np.append(size, [mean, mean]), 0.5 * together / per_cluster
 
 
 def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
-    """Test by permutation of the clusters if the rejected share differs significantly between steps."""
+    """Return True if the rejected share differs significantly between steps (permutation test over clusters)."""
     count = int(steps.max(initial=0)) + 1
     if count < 2:
         return False
@@ -332,7 +332,7 @@ def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> b
         return np.asarray(((values @ one_hot) ** 2 / one_hot.sum(axis=0)).sum(axis=-1))
 
     limit, as_large = between(residual) * (1 - 1e-12), 1
-    for _ in range(0, STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE):  # few permutations can show that p is large
+    for _ in range(0, STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE):  # ends early if p is clearly too large
         orders = np.stack([random.permutation(len(steps)) for _ in range(_PERMUTATIONS_AT_ONCE)])
         as_large += int((between(residual[orders]) >= limit).sum())
         if as_large >= STEP_SIGNIFICANCE * (STEP_PERMUTATIONS + 1):
@@ -365,9 +365,9 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
         why = f"{different} numbered steps are too few for a trend"
         return Prediction(question, quantity, None, None, why, _TREND_MODEL)
     x, y = np.array(sorted(pairs)).T
-    if (y == y[0]).all() and y[0] in (0.0, 1.0):  # log odds are not finite
+    if (y == y[0]).all() and y[0] in (0.0, 1.0):  # 0 and 1 have no finite log odds
         return Prediction(question, quantity, float(y[0]), (float(y[0]), float(y[0])), "no trend", _TREND_MODEL)
-    inner = y[(y > 0) & (y < 1)]  # 0 and 1 are moved inside by half of the smallest observed distance
+    inner = y[(y > 0) & (y < 1)]  # move 0 and 1 inwards by half the distance of the nearest other share
     edge = float(np.minimum(inner, 1 - inner).min(initial=0.5)) / 2
     inner = np.clip(y, edge, 1 - edge)
     place, spread, status = _extrapolate(x, np.log(inner) - np.log1p(-inner), float(x[-1]) + ahead)
@@ -378,7 +378,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
-    """Fit a growth curve. Return its value at `where`, half the width of the interval, and a status."""
+    """Fit a growth curve y(x). Return its value at x = `where`, half the width of its interval, and a status."""
     ramps = Ramps.fit(x, y)
     if not ramps.has_change(len(y)):
         effective = effective_residuals(y - y.mean(), len(y))
@@ -403,27 +403,27 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
 
 
 def effective_residuals(residual: Float64s, n: int) -> float:
-    """Return the effective number of residuals (at least 4). Correlated neighbors reduce it."""
+    """Return the number of independent residuals that would be as informative as `residual` (at least 4)."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
-    rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the small-sample bias
+    rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the bias of `rho` in small samples
     return max(n * (1 - rho) / (1 + rho), 4.0)
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """Return the quantile of Student's t for a probability above 1/2."""
+    """Return the quantile of Student's t with `freedom` degrees of freedom, for a probability above 1/2."""
     angles = np.linspace(0, math.pi / 2, 1 << 14)
     density = np.cos(angles).clip(0) ** (freedom - 1)
     area = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
     return math.sqrt(freedom) * math.tan(float(np.interp(2 * probability - 1, area / area[-1], angles)))
 
 
-_MAX_K3 = 1.0  # if K3 is larger, the drift is the mean log ratio, because the mean ratio is not reliable
-_ZERO_BIAS_SHARE = 0.01  # if the bias does not grow in this share of the replicates, its growth is set to 0
+_MAX_K3 = 1.0  # if the mean K3 is larger, mean ratios are not reliable, and the drift is the mean log ratio
+_ZERO_BIAS_SHARE = 0.01  # if the bias does not grow in this share of the replicates, it is assumed not to grow
 
 
 def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
-    """Predict the summed log ratio of each sequence at `length` tokens, in each replicate [R, S]."""
+    """For each bootstrap replicate, predict the summed log ratio of each sequence at `length` tokens [R, S]."""
     log_ratio, k3, excess = np.moveaxis(sample.sums[:, -1], 1, 0)
     tokens = sample.tokens.astype(np.float64)
     small = k3.sum() < _MAX_K3 * tokens.sum()
@@ -438,10 +438,10 @@ def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Fl
 
 
 def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
-    """Estimate four components of the variance of a sequence's summed log ratios, for each bootstrap replicate [R, 4].
+    """For each bootstrap replicate, estimate four components of the variance of summed log ratios [R, 4].
 
-    The components are: noise per token, growth of the noise with the position, bias of a sequence, and growth of the
-    bias with the position. All are at least 0. They are fitted to the covariances of response parts (Rao's MINQUE).
+    The components are: noise per token, its growth with the position, bias per token (equal in all tokens of a
+    sequence), and its growth with the position. The fit to covariances between response parts is Rao's MINQUE.
     """
     found = _fit_components(sample, weights, (0, 1, 2, 3))
     if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # otherwise the growth of the bias would be fitted to noise
@@ -450,13 +450,13 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
 
 
 def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
-    """Return the variance of summed log ratios at each length in `tokens`, in each replicate [R, lengths]."""
+    """Return the variance of summed log ratios at lengths `tokens` [R, lengths], from its components `parts` [R, 4]."""
     grown = np.stack([tokens, tokens**2 / 2, tokens**2, tokens**4 / 4])
     return np.maximum(parts @ grown, np.finfo(np.float64).tiny)
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Fit each subset of the `chosen` components by least squares. Return the best fit without negative values."""
+    """Fit each subset of the `chosen` components by least squares. Return the best fit with values of at least 0."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -468,7 +468,7 @@ def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int
         for subset in combinations(range(len(chosen)), count):
             own = gram[:, subset][:, :, subset] + _RIDGE * np.eye(count)
             solved = np.linalg.solve(own, inner[:, subset][:, :, None])[:, :, 0]
-            gain = (solved * inner[:, subset]).sum(axis=1)  # reduction of the sum of squares
+            gain = (solved * inner[:, subset]).sum(axis=1)  # how much the fit reduces the sum of squares
             better = (solved >= 0).all(axis=1) & (gain > gained)
             gained = np.where(better, gain, gained)
             filled = np.zeros_like(best)
@@ -483,7 +483,7 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """Return the target [S, P], design [S, P, 4] and weights [P] of the fit. P counts pairs of response parts."""
+    """Return the data of the fit for P pairs of response parts: target [S, P], design [S, P, 4] and weights [P]."""
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
     starts = np.concatenate([np.zeros((len(sample), 1)), ends[:, :-1]], axis=1)
@@ -502,20 +502,20 @@ def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]
 
 
 def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
-    """Return the mean of `values` per token in each sequence's step, in each replicate [R, S]."""
+    """For each replicate and sequence, return the mean of `values` per token over the sequences of its step [R, S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
     return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]
 
 
 ClusterMean = tuple[Float64s, Float64s]
-"""The numerator and the denominator of a mean, for each sequence [S]."""
+"""(numerators, denominators) of a mean over sequences, each with one value per sequence [S]."""
 
 
 def _shrink_mean(
     sample: SequenceSample, mean: ClusterMean, weights: Float64s, less: ClusterMean | None = None
 ) -> Float64s:
-    """Shrink the mean towards 0 if it is noisy (James and Stein, 1961) [R, 1]. First subtract `less`, if given."""
+    """Return `mean` minus `less` per replicate [R, 1], moved towards 0 if it is noisy (James and Stein, 1961)."""
     value, influence = _replicate_means(mean, weights)
     if less is not None:
         other, other_influence = _replicate_means(less, weights)
@@ -534,14 +534,14 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Return how much a drift of the mean log ratio along the response changes the sum [R, S].
+    """Return how much the predicted sum of log ratios changes because their mean drifts along the response [R, S].
 
     If K3 grows with the position, it is assumed to keep growing. If K3 falls, it is assumed to keep its last value.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
     seen = np.where(before >= 0, LENGTH_GRID[before], tokens)
-    first = sample.sums[np.arange(len(sample)), before, column]  # -1 (the whole) for sequences shorter than the grid
+    first = sample.sums[np.arange(len(sample)), before, column]  # up to 16 tokens: index -1, the sum over all tokens
     whole, sign = sample.sums[:, -1, column], -1.0 if column else 1.0
     late = sign * (whole - first), tokens - seen
     if not late[1].any():
@@ -564,14 +564,14 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
     `beyond` [S, OCTAVES] is true if the first 16, 32, ... tokens of a sequence contain a token outside the bounds.
     """
-    # the first token outside the bounds is between `start` and `end`
+    # the first token outside the bounds of a sequence is between its positions `start` and `end`
     first, has_ended, rows = beyond.argmax(axis=1), beyond[:, -1], np.arange(len(sample))
     grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
     start = np.where(first > 0, grid[rows, first - 1], 0).astype(np.float64)
     end = np.where(has_ended, grid[rows, first], sample.tokens).astype(np.float64)
     frailty, rate = (grid.ravel() for grid in np.meshgrid(_FRAILTIES, _RATES, indexing="ij"))
 
-    def alive(tokens: Float64s) -> Float64s:  # the rate per token has a gamma distribution
+    def alive(tokens: Float64s) -> Float64s:  # probability of no such token, if their rate has a gamma distribution
         return np.asarray(np.exp(-np.log1p(frailty * rate * tokens[..., None]) / frailty))
 
     with np.errstate(divide="ignore"):
@@ -582,26 +582,26 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""The prediction at a length is only checked if at least this number of sequences is long enough."""
+"""Minimum number of sequences for a prediction, and of long enough sequences to check it."""
 _LENGTH_MODEL = (
     "the log ratio of a sequence changes by minus K3 per token on average (plus bias beyond noise). Its deviation is "
     "the sum of noise, which grows with the square root of the length, and bias, which grows with the length. Each "
     "sequence has its own rate of tokens outside a bound. The interval is for the number of responses in the dump"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
-"""Smallest assumed error per doubling of the length, in standard normal units: for gates on sums, and on extremes."""
+"""Smallest assumed error in probits per doubling of the length: for gates on sums, and for gates on min or max."""
 MAX_INTERVAL_WIDTH = 0.9
 """If the 90% interval of a prediction is wider, the prediction is not shown."""
 _LARGE_MISS = 0.10
 CHECK_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""The check of the prediction uses these quantiles of the dump's ratios as bounds of gates."""
+"""To check predictions, gates are applied with these quantiles of the observed ratios as their bounds."""
 _SUMMED_LEVELS = ("sequence", "geometric")
 
 
 def predict_at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
     """Predict `rejected_sequences` for responses of `length` tokens. For sequence weights, also predict `ess_sequence`.
 
-    Gates on single tokens are ignored, because they do not reject sequences. Impossible predictions have no value.
+    Gates on single tokens are ignored, because they do not reject sequences. `status` explains a missing value.
     """
     question = f"{length:,} tokens per response"
     gates, rule = [gate for gate in correction.gates if gate.level != "token"], correction.weight
@@ -617,7 +617,7 @@ def predict_at_length(sample: SequenceSample, correction: Correction, length: in
     extremes = any(gate.level not in _SUMMED_LEVELS for gate in gates)
     clusters, where = np.unique(sample.cluster, return_inverse=True)
     drawn = cluster_generator(clusters, "length").standard_gamma(1.0, (LENGTH_REPLICATES, len(clusters)))
-    weights = np.concatenate([np.ones((1, len(sample))), drawn[:, where]])  # the sample, then replicates
+    weights = np.concatenate([np.ones((1, len(sample))), drawn[:, where]])  # row 0: the sample, others: replicates
     results = [Prediction(question, wanted[0], 0.0, (0.0, 0.0), "no gate rejects sequences", _LENGTH_MODEL)]
     if gates:
         draws = rejection_at_length(sample, gates, length, weights)
@@ -632,7 +632,7 @@ def _build_prediction(
     question: str, quantity: str, draws: Float64s, check: BackTest | None, sample: SequenceSample, length: int,
     extremes: bool,
 ) -> Prediction:  # fmt: skip
-    """Build a prediction. `draws` contains the predicted value, then its bootstrap replicates."""
+    """Build a prediction. `draws` contains the predicted value, followed by its bootstrap replicates."""
     reached = [int(tokens) for tokens in LENGTH_GRID if (sample.tokens >= tokens).sum() >= MIN_CHECK_SEQUENCES]
     value, shown = float(draws[0]), max(reached) if reached else int(sample.tokens.max())
     doublings = max(math.log2(length / shown), 0.0)
@@ -662,8 +662,8 @@ def _build_prediction(
 def _widen_interval(
     value: float, drawn: tuple[float, float], miss: float, sequences: int, level: float
 ) -> tuple[float, float]:
-    """Widen the interval of a predicted fraction by the sampling noise of a batch and the prediction's error `miss`."""
-    least = 0.5 / sequences  # an event that was not observed can still happen
+    """Widen the interval `drawn` of a predicted fraction by the noise of `sequences` responses and the error `miss`."""
+    least = 0.5 / sequences  # an event that was never observed may still happen
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)
     luck = math.sqrt(value * (1 - value) / sequences) / _STANDARD_NORMAL.pdf(centre)
@@ -676,7 +676,7 @@ def _widen_interval(
 
 
 def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """Predict the rejected fraction of sequences with `length` tokens, in each replicate [R]."""
+    """For each replicate, predict the fraction of rejected sequences if all have `length` tokens [R]."""
     kept = _kept_probability(sample, gates, length, weights)
     return np.asarray(1 - (weights * kept).sum(axis=1) / weights.sum(axis=1))
 
@@ -684,7 +684,7 @@ def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: i
 def ess_at_length(
     sample: SequenceSample, weight: Weight, gates: Sequence[Gate], length: int, weights: Float64s
 ) -> Float64s:
-    """Predict the ESS (0 to 1) of sequence weights at `length` tokens, in each replicate [R]."""
+    """For each replicate, predict the ESS (0 to 1) of sequence weights if all sequences have `length` tokens [R]."""
     log_ratio = log_ratio_sums(sample, length, weights) / (length if weight.level == "geometric" else 1)
     ratio = np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     lower, upper = weight.bounds
@@ -696,7 +696,7 @@ def ess_at_length(
 
 
 def _kept_probability(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """Return the probability that each sequence is kept at `length` tokens, in each replicate [R, S]."""
+    """For each replicate and sequence, return the probability that the gates keep it at `length` tokens [R, S]."""
     kept = np.ones((len(weights), len(sample)))
     totals = log_ratio_sums(sample, length, weights) if any(gate.level in _SUMMED_LEVELS for gate in gates) else kept
     for gate in gates:
@@ -716,7 +716,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Test the model: predict rejections of long responses from their first half or quarter."""
+    """Predict rejections of long responses from their first half or quarter, and compare with observed rejections."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)
@@ -734,7 +734,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """Compare predicted with observed rejections. The bounds are quantiles of the observed ratios."""
+    """For several bounds per gate, return (length, predicted and observed fraction, sequences, standard error)."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])

@@ -78,8 +78,8 @@ def analyze(
     Args:
         *sources: Dumps, one per run. A dump is a path (file, folder or glob), a table of polars, pandas or Arrow with
             one row per sequence, or a mapping of columns. Example: `mm.analyze("bf16/", "fp8/")`.
-        rollout: Log-probs of the rollout engine in nats, instead of sources: an array or tensor [B, T], or a list of
-            rows.
+        rollout: Log-probs of the rollout engine in nats, if you pass no sources: an array or tensor [sequences,
+            tokens], or a list of rows.
         train: Log-probs of the trainer, in the layout of `rollout`.
         mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
         current: Log-probs of the policy being updated, for corrections and losses that use them.
@@ -95,7 +95,7 @@ def analyze(
         micro_batch_size: Rows per micro-batch of a step, for corrections that normalize weights within micro-batches.
             Ignored if the dump has the column `micro_batch`. Default: the whole step.
         framework: Also compute the metrics that this framework would log: NAME or NAME@VERSION.
-        against: The run's own metrics log, compared with the dump: a file of JSON lines, TensorBoard events or CSV.
+        against: Compare the dump with this metrics log of the same run: JSON lines, TensorBoard events or CSV.
         baseline: An accepted Result, or the path of its file. The summary compares K3 with the K3 of the baseline.
         findings: Also diagnose the causes of the mismatch.
         presets: Also measure every preset, for the chart of corrections in `result.to_html()`. On the command line,
@@ -236,7 +236,7 @@ def compare(
         columns, on_bad, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
 
     Returns:
-        A Comparison: the changes with intervals and p-values, and the data that causes the changes.
+        A Comparison: changes of metrics with intervals and p-values, and the tokens or steps that changed K3 most.
     """
     given = list_inputs(sources)
     if not given:
@@ -366,8 +366,8 @@ def advise(
         configs: Corrections in use now, to compare with the recommendation. Example:
             `configs=mm.read_config("trainer.yaml")`.
         batch: Number of sequences per update. Default: the number of sequences per step of the dump.
-        max_rejection: Reject at most this share of tokens, 0 to 1.
-        min_ess: Keep at least this effective sample size of tokens, as a share.
+        max_rejection: Only recommend corrections that reject at most this share of tokens, 0 to 1.
+        min_ess: Only recommend corrections with at least this effective sample size of tokens, 0 to 1.
         no_rejection: Only recommend importance weights, no rejection.
         columns, progress: As in `mm.analyze`.
 

@@ -51,7 +51,7 @@ MicroBatches = Mapping[int, Ints]
 
 
 def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
-    """Divide the rows of each step, in dump order, into micro-batches of `size` rows. This reads the dump once more."""
+    """Divide the rows of each step, in dump order, into micro-batches of `size` rows. This reads the dump again."""
     seen: Counter[tuple[object, object]] = Counter()
     numbers = {file.index: np.zeros(file.rows, np.int64) for file in dump.files}
     for unit in dump.units:
@@ -75,18 +75,18 @@ def whole_step_warning(corrections: Iterable[Correction]) -> str:
 
 
 RunStep = tuple[str, LabelValue]
-"""A run and one of its steps."""
+"""(name of the run, label of the step)."""
 _PLACE_COLUMN = "\0place"
 
 
 @dataclass(frozen=True)
 class TrimThresholds:
-    """The smallest value that each gate with `over: batch` drops at each step."""
+    """For each gate with `over: batch`: (run, step) -> the smallest value that the gate drops at this step."""
 
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
     def add_to(self, batch: TokenBatch, run: str) -> TokenBatch:
-        """Return a copy of the batch with the thresholds for each row. Rows without a run name belong to `run`."""
+        """Return a copy of the batch with each row's thresholds. Rows without a run name belong to `run`."""
         if not self.thresholds:
             return batch
         trims = {gate: np.full(len(batch), np.inf) for gate in self.thresholds}
@@ -97,14 +97,14 @@ class TrimThresholds:
 
 
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
-    """Read the dump once more to find the thresholds."""
+    """Find the thresholds of gates with `over: batch` in another pass over the dump."""
     gates = _batch_gates(corrections)
     units = dump.units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
 
 
 def apply_trims(batch: TokenBatch, corrections: Iterable[Correction]) -> TokenBatch:
-    """Add the thresholds to a batch that contains all rows of its steps."""
+    """Find and add the thresholds of gates with `over: batch`. The batch must contain all rows of its steps."""
     return _collect_trims(_batch_gates(corrections), [(batch, "")]).add_to(batch, "")
 
 
@@ -147,9 +147,9 @@ def _split_by_step(batch: TokenBatch, run: str) -> Iterator[tuple[RunStep, Ints,
 OPTIONAL_COLUMNS = (
     "current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run", *VERSION_COLUMNS,
 )  # fmt: skip
-"""Optional columns that are read if a correction or metric uses them."""
+"""Optional columns that are read if the dump has them, because corrections or metrics use them."""
 GroupMayGrow = Callable[[str, LabelValue], bool]
-"""Returns True if more data of (run, step) may follow."""
+"""A function of (run, step), which returns True if rows of this step may follow in later parts of the dump."""
 
 
 class UnitBatches:
@@ -167,7 +167,7 @@ class UnitBatches:
         return self.read(None)
 
     def read(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
-        """Yield the batches. Before each batch, pass its stored rows to `watch`."""
+        """Yield the batches. Before each batch, call `watch` with its rows as they are stored in the file."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:
@@ -191,7 +191,7 @@ class UnitBatches:
 
 
 BatchTask = Callable[[UnitBatches, str], Any]
-"""Computes something from the batches of one block of rows. Rows without a run name belong to the given run."""
+"""A function of (batches of one block of rows, run of the rows without a run name), which computes a result."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _read_part(
 
 
 class DumpReading:
-    """Reads an open dump part by part."""
+    """Reads an open dump in parts (ranges of rows), which may be read at the same time."""
 
     def __init__(self, dump: Dump, corrections: Sequence[Correction] = (), **options: Unpack[ReadOptions]) -> None:
         self.dump, self.options = dump, options
@@ -250,7 +250,7 @@ class DumpReading:
         return cls(dump, corrections, **options)
 
     def parts(self, work: BatchTask) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """Yield the result of each part, and a function that checks if a step may continue in later parts."""
+        """Yield the result of `work` for each part, and a function that is True if later parts may continue a step."""
         may_grow, done, progress = _find_open_groups(self.dump.units), 0, self.options.get("progress")
         size = self._numbered_size
         micro_batches = None if size is None else number_micro_batches(self.dump, size)
@@ -269,10 +269,10 @@ class DumpReading:
 
 
 def _find_open_groups(units: Sequence[ReadUnit]) -> Callable[[int, str, LabelValue], bool]:
-    """Return a function of (part, run, step), which checks if the step may continue after the part."""
+    """Return a function of (part, run, step), which returns True if later parts may contain rows of the step."""
     named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
-    # for each run, from the last part to the first: its negated index (to search), and the range of steps in this part
-    # and all later parts, from the footers of the files
+    # for each run, with its last part first: the negated index of each part (for bisect), and the range of steps in
+    # this part and all later parts, as the footers of the files contain it
     indices: dict[str, list[int]] = {}
     ranges: dict[str, list[tuple[float, float]]] = {}
     for unit in reversed(units):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROMPT_COLUMN, RESPONSE_COLUMN = "prompt_token_ids", TOKEN_IDS_COLUMN
 ROWS_PER_PIECE = 128
-"""Number of sequences per piece of a file. An interrupted run loses at most one piece."""
+"""Number of sequences that are scored and then written together. An interruption loses at most this number."""
 _REMEDIES = {
     PROMPT_COLUMN: "record the prompt's tokens, or take them from another file with `mismatchctl convert --join`",
     RESPONSE_COLUMN: "record the sampled tokens, or take them from another file with `mismatchctl convert --join`",
@@ -46,15 +46,15 @@ class SequencePiece:
     """Up to ROWS_PER_PIECE consecutive sequences of a file."""
 
     file: DumpFile
-    number: int  # the piece is the `number`-th piece of the file, from 0
-    first: int  # row of the first sequence
+    number: int  # index of the piece in the file, from 0
+    first: int  # row of its first sequence in the file
     batch: pa.RecordBatch
 
     def __len__(self) -> int:
         return len(self.batch)
 
     def tokens(self, row: int, vocabulary: int) -> tuple[Ints, Ints]:
-        """Return the prompt ids and the response ids."""
+        """Return the token ids of the prompt and of the response. Ids must be below `vocabulary`."""
         prompt, response = self._ids(PROMPT_COLUMN, row, vocabulary), self._ids(RESPONSE_COLUMN, row, vocabulary)
         if not len(prompt):
             raise self.make_error(PROMPT_COLUMN, row, "is empty, so the first token cannot be scored", _BOS_REMEDY)
@@ -80,7 +80,7 @@ class SequencePiece:
 
     @cached_property
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
-        """Return the segments, the log ratios [T], and the mask of valid tokens [T]."""
+        """Return the token range of each sequence, the log ratio of each token [T], and a mask of valid tokens [T]."""
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
         segments = Segments.from_lengths(ListColumn.of(rollout).lengths)
         x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
@@ -126,13 +126,13 @@ class ScoreSettings:
     """The checkpoint and the settings that determine its log-probs."""
 
     model: str  # hash of the checkpoint
-    dtype: Literal["float32", "float64"] = "float32"  # dtype of the weights and of the column
-    temperature: float = 1.0  # divisor of the logits, equal to the rollout's
-    version: int | None = None  # weight version of the checkpoint, written as `reference_version`
+    dtype: Literal["float32", "float64"] = "float32"  # of the model's weights and of `reference_log_probs`
+    temperature: float = 1.0  # the rollout's temperature, which divides the logits
+    version: int | None = None  # version of the weights, written to the column `reference_version`
 
 
 def hash_checkpoint(folder: Path) -> str:
-    """Hash the configuration, and the names, sizes, first MiB and last MiB of the weight files."""
+    """Hash config.json, and of each weight file the name, size, first MiB and last MiB."""
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
         kinds = "config.json and *.safetensors"
@@ -181,7 +181,7 @@ class ScoreFolder:
         return int(piece.log_ratios[0].lengths[chosen].sum())
 
     def write(self, piece: SequencePiece, chosen: Bools, found: Sequence[Float64s]) -> int:
-        """Write a piece with the log-probs of its chosen sequences, and return the number of scored tokens."""
+        """Write a piece, with the log-probs `found` of its `chosen` sequences. Return the number of scored tokens."""
         kind = pa.list_(pa.field("element", pa.type_for_alias(self._settings.dtype), nullable=False))
         lengths = np.zeros(len(piece), np.int64)
         lengths[chosen] = [len(values) for values in found]
@@ -221,7 +221,7 @@ class SequenceChoice:
 
 
 def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> list[Bools]:
-    """Return a mask of the chosen rows for each file."""
+    """For each file, return a mask of the rows to score. Without a `choice`, all rows are scored."""
     if choice is None:
         return [np.ones(file.rows, np.bool_) for file in files]
     parts = [[_sort_keys(piece, choice) for piece in read_pieces(file)] for file in files]
@@ -233,7 +233,7 @@ def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> lis
 
 
 def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
-    """Return one key per sequence. `select_rows` chooses the smallest keys."""
+    """Return one key per sequence. `select_rows` chooses the sequences with the smallest keys."""
     if choice.worst:
         segments, x, valid = piece.log_ratios
         return -np.abs(segments.sum(np.where(valid, x, 0.0)))
@@ -245,11 +245,11 @@ def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
 
 
 REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN)
-"""`write_replay` writes these columns, if they exist, and the file and row of each sequence."""
+"""Columns that `write_replay` writes if the dump has them, next to the file and row of each sequence."""
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
-    """Write the chosen sequences as JSON lines, in the order of the dump, and return their number."""
+    """Write the chosen sequences as JSON lines, to score them with another program. Return their number."""
     files, written = open_scorable_files(place), 0
     with atomic_output(out) as temporary, temporary.open("w", encoding="utf-8") as lines:
         for file, rows in zip(files, select_rows(files, choice), strict=True):
@@ -265,12 +265,12 @@ def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None)
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """Numbers of sequences and tokens after a call of `score`."""
+    """Numbers of sequences and tokens with reference log-probs after a call of `score`."""
 
     sequences: int
     tokens: int
-    kept: int  # sequences that had already been scored
-    left_out: int  # sequences that were not chosen
+    kept: int  # those of the `sequences` that an earlier call had scored
+    left_out: int  # sequences of the dump that `choice` does not include
 
 
 def score(
@@ -285,8 +285,8 @@ def score(
 ) -> ScoreSummary:
     """Write a copy of a dump with the column `reference_log_probs` to a folder.
 
-    Each piece is written completely or not at all. To continue after an interruption, repeat the same call. `force`
-    scores existing pieces again.
+    Each piece is written completely or not at all. To continue after an interruption, repeat the same call. With
+    `force`, pieces that an earlier call wrote are scored again.
     """
     if Path(out).resolve().is_relative_to(Path(place).resolve()):
         raise ConfigError(f"{out}: this folder is inside the input dump; choose another folder")

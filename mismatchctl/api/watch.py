@@ -22,12 +22,12 @@ from mismatchctl.results.summary import get_summary, skipped_data_notes
 DEFAULT_INTERVAL = 10.0
 """Seconds between two checks for new data."""
 _MAX_FAILED_LOOKS = 2
-"""Maximum number of consecutive failures. A check may fail if a file is replaced while it is read."""
+"""If more checks in a row fail, `watch` ends. A single check can fail because a file is replaced while it is read."""
 _MAGIC_BYTES = {b"PAR1": b"PAR1", b"ARRO": b"ROW1"}
-"""First four bytes -> last four bytes of complete files, for formats with an index at the end of the file."""
+"""First four bytes of a Parquet or Arrow file -> its last four bytes if the file is complete."""
 
 StepKey = tuple[str, int]
-"""(name of the run, index of the step)."""
+"""(name of the run, index of the step in `groups.labels` of this run)."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Snapshot:
 
     result: Result
     steps: tuple[StepKey, ...]  # steps that are new or have more data
-    again: frozenset[StepKey]  # the steps of `steps` that are not new, but have more data
-    answered: tuple[str, ...]  # runs whose answer changed
+    again: frozenset[StepKey]  # entries of `steps` that an earlier Snapshot already contained
+    answered: tuple[str, ...]  # runs for which an answer of the summary changed
     verdict: Verdict | None
-    waiting: tuple[str, ...]  # unfinished files
-    left_out: tuple[str, ...] = ()  # new notes about skipped data
+    waiting: tuple[str, ...]  # files that are not completely written yet
+    left_out: tuple[str, ...] = ()  # notes about skipped data that no earlier Snapshot contained
 
 
 @dataclass
@@ -58,8 +58,8 @@ class DumpWatcher:
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     unfinished: tuple[str, ...] = field(default=(), init=False)
-    _files: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # size and time at the last check
-    # already reported: metrics of each run and step, answers of each run, notes about skipped data
+    _files: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # (size, time) at the last check
+    # contents of earlier Snapshots: metrics of each (run, step), answers of each run, notes about skipped data
     _steps: dict[tuple[str, object], tuple[object, ...]] = field(default_factory=dict, init=False)
     _answers: dict[str, object] = field(default_factory=dict, init=False)
     _left_out: set[str] = field(default_factory=set, init=False)
@@ -98,7 +98,7 @@ class DumpWatcher:
             self.sleep(self.every)
 
     def _compare(self, result: Result) -> Snapshot:
-        """Return a Snapshot of the steps and answers that are new or changed."""
+        """Return a Snapshot of the steps and answers that are new or changed since the last check."""
         steps, again, answered = [], set(), []
         for name, run in result.runs.items():
             for index, label in enumerate(run.groups.labels):
@@ -118,14 +118,14 @@ class DumpWatcher:
         return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, self.unfinished, left_out)
 
     def _find_complete_files(self) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return complete and unfinished files. A file without a footer is complete if it did not change."""
+        """Return complete and unfinished files. A file without a footer is complete if it is as at the last check."""
         try:
             found, _ = discover_files(self.paths)
         except DataError:
             return {}, []
         whole, waiting, seen = {}, [], {}
         for one in found:
-            if find_store(one.location).remote:  # an object store has no partly written objects
+            if find_store(one.location).remote:  # in an object store, all files are complete
                 whole[one.location] = (0, 0)
                 continue
             with suppress(OSError):

@@ -101,7 +101,7 @@ def analyze(
 
 
 def _replayed_framework(name: str, configs: Sequence[str]) -> Framework:
-    """Return the framework of all configurations, or the framework `name` if their versions differ."""
+    """Return the framework of `configs` if all are for the same version, else the framework `name`."""
     from mismatchctl.frameworks.config_files import read_native_configs
     from mismatchctl.frameworks.registry import load_framework
 

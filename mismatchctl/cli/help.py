@@ -38,7 +38,7 @@ def read_examples(command: str) -> list[str]:
 
 
 def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn the parameters of a command into options, including the fields of dataclasses."""
+    """Decorate a command's function: each parameter, and each field of a dataclass parameter, becomes an option."""
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         original = signature(function, eval_str=True)
@@ -66,7 +66,7 @@ def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def _annotate(parameter: Parameter, command: str, owner: Parameter) -> Any:
-    """Add the description in help.toml to a parameter's type. `owner` is the parameter itself, or its dataclass."""
+    """Return the parameter's type with its help from help.toml. For a dataclass field, `owner` is the dataclass."""
     if parameter.annotation is typer.Context:
         return parameter.annotation
     sections = [_read_help().get(name, {}) for name in (command, getattr(owner.annotation, "__name__", ""), "shared")]
@@ -109,13 +109,13 @@ def _write_page(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 class HelpCommand(TyperCommand):
-    """A command that prints mismatchctl's help page."""
+    """A command whose `--help` prints the page of `_write_page`."""
 
     format_help = _write_page
 
 
 class HelpGroup(TyperGroup):
-    """A group of commands that prints mismatchctl's help page."""
+    """A group of commands whose `--help` prints the page of `_write_page`."""
 
     format_help = _write_page
 
@@ -133,7 +133,7 @@ def _option_label(option: Any) -> str:
 
 
 def option_metavar(option: Any) -> str:
-    """Return the placeholder of an option's value, such as FILE. A flag has an empty placeholder."""
+    """Return the placeholder that the help shows for an option's value, such as FILE, or "" for a flag."""
     if getattr(option, "is_flag", False) or option.name == "help":
         return ""
     if option.metavar:

@@ -32,21 +32,21 @@ COMMANDS = {
 }  # fmt: skip
 """The module of each command, in the order of the help."""
 EXIT_BROKEN_PIPE = 141
-"""Exit code that shells report for a process ended by a closed pipe. 1 would mean a bug."""
+"""Exit code if the reader of stdout closed the pipe, as in shells (128 + SIGPIPE). Exit code 1 would mean a bug."""
 
 
 _UsageError: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "UsageError")
-"""The class of errors about options, values and commands. It belongs to click, which typer hides."""
+"""The class of errors about options, values and commands, which typer uses but does not export."""
 STDOUT_NAME = "stdout"
 
 
 _LONG_WORD = re.compile(r"(\S{200})\S{300,}(\S{100})")
 _MAX_ERROR_LENGTH = 1000
-"""Maximum number of characters of an error message, which may repeat the user's input."""
+"""Maximum number of characters of an error message. Messages that repeat long input are cut."""
 
 
 class _NamedStdout(io.FileIO):
-    """Standard output. Its write errors have the file name `stdout`, to distinguish them from errors of other files."""
+    """Standard output whose write errors have the file name `stdout`, so that errors of other files look different."""
 
     reader_closed = False
 
@@ -66,13 +66,13 @@ class _CommandGroup(HelpGroup):
         super().__init__(**attributes)
         parameters: list[Any] = [one for command in self.commands.values() for one in command.params]
         for parameter in parameters:
-            parameter.type_descriptor.parameter_info.readable = False  # the code that reads the file reports errors
+            parameter.type_descriptor.parameter_info.readable = False  # skip typer's check: readers report errors
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         flags: list[Any] = [one for one in self.get_params(ctx) if one.default is None]
-        for flag in flags:  # --help and completion: typer would import pydantic to validate None
+        for flag in flags:  # also for --help, typer would import pydantic to validate None
             flag.default = False if flag.type_descriptor.annotation is bool else None
         try:
             return super().parse_args(ctx, args)
@@ -87,7 +87,7 @@ class _CommandGroup(HelpGroup):
         except KeyboardInterrupt:
             raise self._interrupted() from None
         except Exception:
-            if signal_exit_code() is not None:  # numba's compiler can swallow an interrupt and then fail
+            if signal_exit_code() is not None:  # numba can turn an interrupt into another error
                 raise self._interrupted() from None
             raise
         return done
@@ -110,7 +110,7 @@ class _CommandGroup(HelpGroup):
             _print_error("out of memory; use fewer --threads, or set --memory-limit")
             raise typer.Exit(EXIT_USAGE) from None
         except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":  # torch's error class, without importing torch
+            if type(error).__name__ != "OutOfMemoryError":  # torch's error. Importing torch is slow
                 raise
             _print_error("out of GPU memory; use fewer --threads, or --device cpu")
             raise typer.Exit(EXIT_USAGE) from None
@@ -126,7 +126,7 @@ _REMEDY_REPLACEMENTS = {
     "--on-bad": (r"with (--on-bad \w+)", r"with `mismatchctl analyze \1`"),
     "--column": (r"choose the right column with --column (\S+)=NAME", r"rename the right column to \1"),
 }
-"""Replacements for remedies that name an option the command does not have."""
+"""Option -> (pattern, replacement) for remedies that name this option, in commands that do not have the option."""
 
 
 def _adapt_remedy(command: Any, sentence: str) -> str:
@@ -171,7 +171,7 @@ _USAGE_REPLACEMENTS = (
     (r": Input should be less than or equal to", r": expected at most"),
     (r": Input should", ": it should"),
 )
-"""Patterns in the messages of the command-line parser, and their replacements."""
+"""(pattern in a message of the command-line parser, its replacement)."""
 
 
 def _report_os_error(error: OSError) -> int:
@@ -239,7 +239,7 @@ def build_app(*verbs: str) -> typer.Typer:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """Build the app with all commands when `app` is accessed."""
+    """Build the app with all commands when the attribute `app` of this module is accessed."""
     if name == "app":
         return build_app(*COMMANDS)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -248,22 +248,22 @@ def __getattr__(name: str) -> typer.Typer:
 def main() -> None:
     install_handlers()
     _reopen_closed_streams()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # parts of a dump are already read in threads
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the threads that read a dump use all cores
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would search all packages for plugins
     try:
         verb = sys.argv[1:2]
-        alone = verb and verb[0] in COMMANDS and not has_settings()  # settings may belong to any command
+        alone = verb and verb[0] in COMMANDS and not has_settings()  # to check settings, load all commands
         build_app(*(verb if alone else COMMANDS))(obj={} if alone else None)
-    except OSError as error:  # raised while typer prints
+    except OSError as error:  # raised while typer prints, such as a full disk
         sys.exit(_report_os_error(error))
     except SystemExit:
-        if _NamedStdout.reader_closed:  # rich exits with 1 if it cannot print the help
+        if _NamedStdout.reader_closed:  # rich exits with 1 if the pipe closes while it prints help
             sys.exit(EXIT_BROKEN_PIPE)
         raise
 
 
 def _reopen_closed_streams() -> None:
-    """Open closed standard streams on the null device, so that no output file gets their descriptors."""
+    """Open closed standard streams on the null device. Otherwise, an output file could get their descriptor."""
     for number in range(3):
         try:
             os.fstat(number)

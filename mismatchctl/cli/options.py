@@ -32,7 +32,7 @@ def _may_be_log(path: str) -> bool:
 
 @dataclass(frozen=True)
 class PairOptions:
-    """Options for two files: the rollout's file and the trainer's file."""
+    """Options to read a dump from two files: the rollout's file and the trainer's file."""
 
     rollout: Path | None = None
     train: Path | None = None
@@ -54,7 +54,7 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class InputOptions(PairOptions):
-    """The dumps of a command: paths, or two files matched by id."""
+    """Options for the dumps of a command: paths, or two files whose rows are matched by id."""
 
     paths: list[str] | None = None
     column: list[str] | None = None
@@ -65,18 +65,18 @@ class InputOptions(PairOptions):
 
     @property
     def files(self) -> list[str | Path]:
-        """Return the input files, which no output may overwrite."""
+        """Return all input files, to check that no output overwrites an input."""
         return [*self.names, *(self.sides() or ())]
 
     @property
     def words(self) -> list[str]:
-        """Return the command-line arguments with which another command reads the same data."""
+        """Return the command-line arguments for the same data, to suggest another command for it."""
         sides = self.sides()
         on = ["--on", self.on] if self.on else []
         return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
 
     def sources(self, quiet: bool) -> Sequence[DumpSource]:
-        """Return the paths of the dump, or the joined table of two files. Print a note about unmatched ids."""
+        """Return the paths of dumps, or the table that joins two files. Print a note about ids in only one file."""
         sides = self.sides()
         if sides is None:
             if not self.paths:
@@ -97,10 +97,10 @@ class InputOptions(PairOptions):
         return parse_renames(self.column)
 
     def are_logs(self, given: Mapping[str, object]) -> bool:
-        """Return True if the paths are metrics logs. Then no option in `given` is allowed, because it needs a dump."""
+        """Return True if the paths are metrics logs. Then an option in `given` is an error, because it needs a dump."""
         if self.sides() is not None or not any(map(_may_be_log, self.names)):
             return False
-        from mismatchctl.api.metrics_log import is_run_log  # takes time to import
+        from mismatchctl.api.metrics_log import is_run_log  # slow import
 
         logs = [path for path in self.names if is_run_log(path)]
         if not logs:
@@ -176,7 +176,7 @@ class OutputOptions:
 
     @property
     def printed(self) -> list[str]:
-        """Return the given options that write to stdout, such as `--json`."""
+        """Return the options in use that write to stdout, such as `--json` or `-o -`."""
         places = {"-o": self.output, "--markdown": self.markdown}
         return [*["--json"] * self.json, *(f"{flag} -" for flag, place in places.items() if str(place) == "-")]
 
@@ -205,7 +205,7 @@ class OutputOptions:
     def write(
         self, data: Callable[[], str], page: Callable[[], Document], save: Callable[[Path], None] | None = None
     ) -> None:
-        """Write the requested files. `save` writes the file of `-o`, if it is given."""
+        """Write the requested files. If given, `save` writes the file of `-o`. Otherwise, it contains `data`."""
         markdown = None if str(self.markdown) == "-" else self.markdown
         out.write_files(out.render_page_files(page, self.html, markdown))
         if self.output is not None and str(self.output) != "-":
@@ -243,7 +243,7 @@ class OutputOptions:
         self, data: Callable[[], str], page: Callable[[], Document], screen: Callable[[], Document],
         warnings: Callable[[], Iterable[str]] = tuple,
     ) -> None:  # fmt: skip
-        """Open the page if requested. Then print Markdown, JSON or the terminal output."""
+        """Open the HTML page if --open requests it. Then print Markdown, JSON or the terminal output."""
         if self.open_ and self.html is not None:
             out.open_page(self.html)
         if str(self.markdown) == "-":

@@ -29,7 +29,7 @@ PIPED_WIDTH, MIN_WIDTH = 140, 40
 
 @contextlib.contextmanager
 def write_together(quiet: bool) -> Iterator[None]:
-    """Write all files of the block at its end, or no file if an error occurs."""
+    """Put all files that the block writes in place at its end. If an error occurs, no file changes."""
     from mismatchctl.io.files import replace_together
 
     with replace_together() as places:
@@ -67,12 +67,12 @@ def open_page(html: Path) -> None:
 
 def print_message(text: str, quiet: bool = False) -> None:
     if not quiet:
-        with contextlib.suppress(OSError):  # stderr is full or closed
+        with contextlib.suppress(OSError):  # stderr may be closed
             typer.echo(escape_text(text), err=True)
 
 
 def escape_text(text: str) -> str:
-    """Escape control characters, direction marks and similar characters."""
+    """Escape characters that could manipulate the terminal, such as control characters and text-direction marks."""
     return escape_terminal("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
 
 
@@ -143,7 +143,7 @@ def check_output_paths(
 ) -> None:
     """Check that outputs can be written, and that they only replace files that mismatchctl wrote.
 
-    A baseline may only be replaced if it is `baseline`. With `force`, any file may be replaced, except an input.
+    A baseline may only be replaced if its path is `baseline`. With `force`, any file may be replaced, except an input.
     """
     places = [place for place in named if place is not None]
     for place in places:
@@ -190,7 +190,7 @@ def require_local_path(place: Path) -> Path:
     """Return the path, or raise an error if it is remote or its name is too long."""
     from mismatchctl.io.stores import is_remote, normalize_path
 
-    named = f"{place}/"  # Path turns s3:// into s3:
+    named = f"{place}/"  # Path("s3://") is "s3:", without the slash that marks it as remote
     if is_remote(named):
         raise ConfigError(f"{normalize_path(named)}: mismatchctl cannot write to an object store; choose a local path")
     try:
@@ -215,7 +215,7 @@ def _check_output_path(place: Path) -> None:
     if str(place) == "-":
         raise ConfigError("this output cannot be written to stdout (-); choose a file")
     require_local_path(place)
-    if not os.path.isdir(place.parent):  # pathlib raises if a parent folder is not accessible
+    if not os.path.isdir(place.parent):  # Path.is_dir raises if a parent folder is not accessible
         raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
     if not os.access(place.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{place}: no permission to write to the folder {place.parent}; choose another folder")

@@ -25,7 +25,7 @@ def metrics(name: str | None = None, verbose: bool = False, json: bool = False) 
         if not meanings:
             raise
         found = {}
-    if json:  # this loads the metric names of every framework
+    if json:  # slow: reads the metric names of all frameworks
         out.print_json([*metrics_as_data(found), *meanings_as_data(meanings)])
     elif name is None:
         out.print_page(reference.metrics_document(found) if verbose else reference.metrics_screen(found))

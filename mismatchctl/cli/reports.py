@@ -128,6 +128,6 @@ def report(*, results: list[Path], outputs: opt.OutputOptions) -> None:
         following = format_command("report", [str(path) for path in results], "--html report.html")
         return analyze_screen(kept, [], asked=False, following=following)
 
-    with np.errstate(all="ignore"):  # numbers in an edited file can overflow
+    with np.errstate(all="ignore"):  # numbers in a result file that was edited by hand can overflow
         kept, doc = read_saved(results)
         outputs.finish(kept.to_json, lambda: doc, screen)

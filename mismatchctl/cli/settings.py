@@ -14,7 +14,7 @@ VARIABLE_PREFIX = "MISMATCHCTL_"
 
 
 def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
-    """Return {command: {option: (default, origin)}}. The origin is a variable, or a file and key."""
+    """Return {command: {option: (default, origin)}}. The origin is an environment variable, or a file and a key."""
     flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
     settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
     for where, verbs, name, value in (*_entries_from_file(flags), *_entries_from_environment(flags)):
@@ -30,7 +30,7 @@ def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
 
 
 def has_settings() -> bool:
-    """Return True if a file or variable sets a default. An unreadable file counts, to report its error."""
+    """Return True if a settings file or variable sets a default, or if the file cannot be read (reported later)."""
     try:
         return any(name.startswith(VARIABLE_PREFIX) for name in os.environ) or bool(_find_settings_file()[1])
     except (MismatchctlError, OSError):
@@ -44,12 +44,12 @@ def find_unread_variables(group: Any) -> list[str]:
 
 
 SettingEntry = tuple[str, list[str], str, Any]
-"""Origin, commands, option and value."""
+"""(origin, commands that the setting applies to, option, value)."""
 
 
 def _entries_from_file(flags: Mapping[str, Any]) -> Iterator[SettingEntry]:
     path, data = _find_settings_file()
-    for key, value in data.items():  # general keys first, so that a command's own override them
+    for key, value in data.items():  # keys for all commands first, so that the table of a command overrides them
         if not (key in flags and isinstance(value, dict)):
             yield f"{path}: {key}", list(flags), key.replace("-", "_"), value
     for verb in flags:
@@ -74,7 +74,7 @@ def _convert_value(value: Any, param: Any, where: str) -> Any:
         return value
     if isinstance(value, str):
         return [value] if value.lstrip().startswith("{") else value.split()
-    if isinstance(value, dict):  # columns = {train_log_probs = "old_log_probs"}
+    if isinstance(value, dict):  # column = {train_log_probs = "old_log_probs"}
         return [f"{key}={name}" for key, name in value.items()]
     items = value if isinstance(value, list) else [value]
     if any(isinstance(item, list) for item in items):
@@ -83,7 +83,7 @@ def _convert_value(value: Any, param: Any, where: str) -> Any:
 
 
 def _find_settings_file() -> tuple[Path | None, dict[str, Any]]:
-    """Find the nearest settings file, from the working directory upwards, and read its tables."""
+    """Find the nearest settings file, in the working directory or a parent folder. Return its path and its tables."""
     try:
         here = Path.cwd()
     except OSError:  # the working directory was deleted
@@ -100,6 +100,6 @@ def _find_settings_file() -> tuple[Path | None, dict[str, Any]]:
 
 
 def _read_tables(path: Path) -> Any:
-    from mismatchctl.io.yaml import read_data  # imports yaml, which most calls do not need
+    from mismatchctl.io.yaml import read_data  # slow import that most calls do not need
 
     return read_data(path)

@@ -158,7 +158,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
     from mismatchctl.api.integration import find_source
 
     if patch is not None:
-        patch = patch.resolve()  # a link stays a link
+        patch = patch.resolve()  # patch the file that a link points to
         text = _read(patch) if patch.exists() else ""
         try:
             targets = [(patch, text, integration.edits_for(patch, text))]
@@ -205,7 +205,7 @@ def _patched_files(path: Path, text: str, edits: list[Edit]) -> list[tuple[Path,
         return []
     ends = "\r\n" if "\r\n" in text else "\n"
     files = [(path, patched.replace("\n", ends).encode())]
-    if text and remove_patch(unix) == unix:  # not a patched file, whose backup exists
+    if text and remove_patch(unix) == unix:  # not patched before, so there is no backup yet
         files.append((path.with_name(path.name + BACKUP_SUFFIX), text.encode()))
     return files
 

@@ -55,38 +55,38 @@ class RankedCorrection(FiniteModel):
 class RunAdvice(TextView, FiniteModel):
     """Advice for one run: the bug to fix first, and a ranking of corrections, best first."""
 
-    fix_first: Finding | None = None  # the ranking only applies until this bug is fixed
-    growth: float | None = None  # K3 grew by this factor within the dump. The advice is for the average over the dump.
+    fix_first: Finding | None = None  # a bug to fix first: the ranking only applies until it is fixed
+    growth: float | None = None  # K3 rose by this factor over the steps. The advice is for the average of all steps.
     advice: list[RankedCorrection] = Field(default_factory=list)  # at most five
-    yours: list[RankedCorrection] = Field(default_factory=list)  # the user's corrections, even above the limits
-    framework: str = ""  # framework of `config`. Empty: mismatchctl's own syntax
+    yours: list[RankedCorrection] = Field(default_factory=list)  # current corrections, even above limits
+    framework: str = ""  # the framework that each `config` is for, or "" if no framework was given
     batch: int = 0  # sequences per update
     sequences: int = 0
     prompts: int = 0
-    default: RankedCorrection | None = None  # token weights up to 2, which frameworks' documents recommend
+    default: RankedCorrection | None = None  # token weights truncated at 2, as framework docs recommend
     severity: Literal["negligible", "moderate", "severe", "unknown"] = "unknown"  # from the ESS of `default`
-    # "gradient": ranked by the gradient of a surrogate over token ids. "probabilities": the dump lacks token ids,
-    # so the surrogate uses bins of probabilities instead
+    # "gradient": ranked with the gradients of a simple policy over token ids (Surrogate). "probabilities": the dump
+    # lacks token ids, so this policy uses bins of the trainer's probabilities instead
     basis: Literal["gradient", "probabilities", "none"] = "none"
     reference: str | None = None  # the correction whose gradient counts as unbiased
-    # mean over tokens of the sequence weights truncated at 10. If the mean is 0.5 to 1.5, they are the reference
+    # mean over tokens of the sequence weights truncated at 10. From 0.5 to 1.5, these weights are the `reference`
     sequence_mean: float | None = None
     lower_bound: bool = False  # True if the reference may be biased, so that each bias is only a lower bound
     k_hat: float | None = None  # tail index of the sequence weights. Above 0.7 their mean does not converge.
     notes: list[str] = Field(default_factory=list)
-    warnings: list[str] = Field(default_factory=list)  # about the given framework
+    warnings: list[str] = Field(default_factory=list)  # about `framework`
     # name of every candidate -> (bias2, variance, rejected tokens), for the figure
     front: dict[str, tuple[CappedSum, CappedSum, CappedSum]] = Field(default_factory=dict)
 
     @property
     def uncorrected(self) -> float:
-        """Return the error without a correction, or 1 if this error is 0."""
+        """Return the gradient error without a correction. An error of 0 becomes 1, so that callers can divide by it."""
         bias2, variance, _ = self.front["none"]
         return bias2 + variance or 1.0
 
     @property
     def runner_up(self) -> RankedCorrection | None:
-        """Return the second correction of the ranking, unless it mostly shrinks the loss."""
+        """Return the second correction of the ranking, or `None` if its loss scale is below MIN_LOSS_SCALE."""
         second = self.advice[1] if len(self.advice) > 1 else None
         return None if second is None or second.loss_scale < MIN_LOSS_SCALE else second
 
@@ -143,11 +143,11 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
 
 
 MIN_LOSS_SCALE = 0.5
-"""Corrections with a smaller loss scale rank last, because they mostly lower the learning rate."""
+"""Corrections that multiply the loss by less than this rank last. They mostly lower the learning rate."""
 
 
 MIN_SHOWN_GAIN = 1e-3
-"""If the gain is smaller, the printed text says that the error is the same as without a correction."""
+"""If the absolute gain of a correction is smaller, the text says "the same gradient error"."""
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
@@ -188,7 +188,7 @@ def candidate_label(name: str) -> str:
 
 
 def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
-    """Compare the user's own correction with the first correction of the ranking."""
+    """Return a sentence that compares the user's own correction with the first correction of the ranking."""
     if own.loss_scale < MIN_LOSS_SCALE:
         return f"{own.name} {own.why}"
     if own.ties:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 VALIDATED_RESPONSE_TOKENS = 128
-"""Maximum response length in the validation of the advice (docs/methods/advice.md)."""
+"""Longest responses, in tokens, on which the advice was validated (docs/methods/advice.md)."""
 
 
 def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str:
@@ -61,7 +61,7 @@ def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str
 
 
 def _compare_errors(own: GradientMoments, other: GradientMoments) -> str:
-    """Name the parts of the error that are larger in `own`: "bias", "variance" or both."""
+    """Name the parts of the error that are larger in `own` than in `other`, such as "bias and variance"."""
     pairs = (("bias", max(own.bias2, 0.0), other.bias2), ("variance", own.variance, other.variance))
     return " and ".join(word for word, value, less in pairs if value > less) or "error"
 
@@ -140,7 +140,7 @@ def _explain_reference(reference: BiasReference) -> str:
 
 _DEFAULT = Correction(name="token_truncate_2", weight=Weight(truncate=2.0))
 _YOURS = "yours: "
-"""Prefix of the name of a correction that is in the user's configuration."""
+"""Prefix of the names of the corrections that the user has now, to tell them from candidates."""
 MAX_BATCHES = 64
 MAX_ADVISED = 5
 _MIN_CLUSTERS = 16
@@ -155,7 +155,7 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> RunAdvice:
-    """Rank `corrections` by their gradient error. Measure `yours` without a rank or limits."""
+    """Rank `corrections` by their gradient error. Also measure `yours`, without ranks and limits."""
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
         "batch": update,
@@ -182,7 +182,7 @@ def rank_corrections(
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return RunAdvice.model_validate(known | {"notes": [_TOO_LARGE]})
     lacking = {each.name: why for each in (*corrections, *yours) if (why := _missing_column(each, sample))}
-    # the documentation of frameworks recommends token weights up to 2
+    # the documentation of frameworks recommends token weights truncated at 2
     plain = (name for name, one in measured.items() if name not in own and not one.correction.gates)
     default = next((name for name in plain if measured[name].correction.weight == _DEFAULT.weight), None)
 
@@ -244,7 +244,7 @@ def measure_candidates(
     limits: Limits,
     yours: Sequence[Correction] = (),
 ) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
-    """Return the candidates, their gradient products, and the limit that each excluded correction breaks."""
+    """Return, by name: the candidates, their gradient products, and why each excluded correction is excluded."""
     surrogate = candidates.Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
     unbiased = candidates.GradientReference.of(
         surrogate.gradients(candidates.apply_to_sample(reference.correction, sample))

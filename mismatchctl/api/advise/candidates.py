@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 MAX_TOKENS = 1 << 21
 """Maximum number of tokens per run. From a larger run, only the prompts with the smallest hashes are used."""
 MIN_SEQUENCES = 640
-"""Minimum number of sequences, even if they exceed MAX_TOKENS. The advice was reliable in simulations of this size."""
+"""A sample keeps this number of sequences, even above MAX_TOKENS. With it, the advice was reliable in simulations."""
 _PROMPT_HASH = "\0prompt"
-"""Column with the hash of each sequence's prompt."""
+"""Name of a temporary column, which contains the hash of each sequence's prompt."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class RunSample:
     """The sampled sequences of one run, ordered by the hash of step and prompt."""
 
     batch: TokenBatch
-    token_ids: Ints | None  # [T]
-    advantages: Float64s | None  # of the dump [T], or reward minus the mean of the prompt's other responses
+    token_ids: Ints | None  # id of each token [T]
+    advantages: Float64s | None  # per token [T]; without advantages: reward minus mean of the prompt's other rewards
     cluster: Ints  # for each sequence, the index of its pair (step, prompt). The pairs are ordered by hash [S].
     step: Ints  # for each sequence, the index of its step [S]
-    steps: tuple[Any, ...] = ()  # labels of the steps, empty if the dump lacks them
-    dump_sequences: int = 0  # including sequences that were left out of the sample
+    steps: tuple[Any, ...] = ()  # labels of the steps, or () if the dump lacks steps
+    dump_sequences: int = 0  # number of sequences of the run, inside and outside of the sample
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -92,7 +92,7 @@ def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
 
 
 class PromptSample:
-    """A sample that does not depend on the reading order: the prompts with the smallest hashes."""
+    """The prompts with the smallest hashes, and their responses. The reading order does not change this sample."""
 
     def __init__(self) -> None:
         self.parts: list[TokenBatch] = []
@@ -114,7 +114,7 @@ class PromptSample:
             self.add(batch)
 
     def shrink(self, slack: int = 1) -> None:
-        """If the sample exceeds `slack` times its maximum size, only keep the prompts with the smallest hashes."""
+        """If the sample exceeds `slack` times MAX_TOKENS, only keep the prompts with the smallest hashes."""
         tokens, sequences = sum(part.tokens for part in self.parts), sum(map(len, self.parts))
         if tokens <= slack * MAX_TOKENS or sequences <= slack * MIN_SEQUENCES:
             return
@@ -186,7 +186,7 @@ def _build_sample(found: PromptSample) -> RunSample:
 
 
 def _read_advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
-    """Return the advantages of the dump, or else compute them from rewards."""
+    """Return the advantages of the dump, or compute them from rewards. Without usable rewards, return `None`."""
     if batch.advantages is not None:
         return batch.advantages.astype(np.float64)
     reward = batch.columns.get("reward")
@@ -206,7 +206,7 @@ _GEOMETRIC_BOUNDS = (1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05)
 
 
 def default_candidates() -> list[Correction]:
-    """Return every type of correction, at the thresholds that frameworks use."""
+    """Return the corrections to rank by default: every type of correction, each with several thresholds."""
     names = [format_rule_name("token_truncate", bound) for bound in _TRUNCATION_BOUNDS]
     names += [format_rule_name(rule, *ends) for ends in _TOKEN_INTERVALS for rule in ("token_clip", "icepop")]
     names.append("token_mask_0.5_2")
@@ -267,7 +267,7 @@ class Candidate:
 def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSample:
     batch, rule, groups = apply_trims(sample.batch, [correction]), correction.weight, [np.arange(len(sample))]
     own = apply_correction(correction, compute_ratios(batch, correction.sources), batch)
-    if rule is not None and rule.normalize != "none":  # over the step or the micro-batch
+    if rule is not None and rule.normalize != "none":  # normalize within steps or micro-batches
         scope, given = hash_values(sample.step), batch.columns.get("micro_batch")
         if rule.normalize_over == "micro_batch" and given is not None:
             scope = mix_hashes(hash_values(given), scope)
@@ -287,7 +287,7 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
 
 
 MAX_REJECTION = 0.9
-"""Corrections that reject a larger share are excluded, because a correction that rejects all tokens has no variance."""
+"""Corrections that reject more are excluded. Without tokens, a gradient has no variance, and its error misleads."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ CONVERGENCE_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction whose gradient counts as unbiased. A bias is the distance from this gradient."""
+    """The correction whose gradient counts as unbiased. The bias of a correction is the distance from this gradient."""
 
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
@@ -348,14 +348,14 @@ def sequence_k_hat(sample: RunSample) -> float | None:
 
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
-"""Maximum size of the table of logits: previous tokens and tokens. If there are more token ids, they are hashed."""
+"""Maximum size of the surrogate's table of logits, [previous token, token]. Larger vocabularies are hashed."""
 
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5
-"""This number of standard errors is subtracted from an estimated projection."""
+"""`estimate_projection` subtracts this number of standard errors from its estimate."""
 _MIN_PROJECTION = 0.1
-"""Smallest projection. Gradients are divided by the projection, so this limits the factor for noisy gradients."""
+"""Minimum of `estimate_projection`. Gradients are divided by the projection, so they grow by a factor of at most 10."""
 PROBABILITY_BINS = 8
 """If the dump lacks token ids, the trainer's log-probs are divided into this number of bins, which replace the ids."""
 
@@ -383,17 +383,17 @@ class GradientProducts:
         return len(self.own)
 
     def scaled(self, factor: float) -> GradientProducts:
-        """Multiply the correction's gradients by `factor`."""
+        """Return the products that result if the correction's gradients are multiplied by `factor`."""
         # computed from `apart`, which is exact even if the differences are small
         mixed = self.across - self.reference
         apart = factor**2 * self.apart + factor * (factor - 1) * (mixed + mixed.T) + (factor - 1) ** 2 * self.reference
         return GradientProducts(factor**2 * self.own, factor * self.across, apart, self.reference)
 
     def estimate_projection(self) -> float:
-        """Estimate how long the mean gradient is in the direction of the mean reference gradient (1: equally long).
+        """Estimate the length of the mean gradient along the mean reference gradient, as a share of its length.
 
-        A noisy estimate is moved towards 1 and reduced by half of its standard error. If the estimate is too large, the
-        correction looks better than it is.
+        A noisy estimate is moved towards 1, then reduced by half of its standard error. Estimates that are too large
+        would make the correction look better than it is.
         """
         length, length_without = _squared_norm_of_mean(self.reference)
         along, along_without = _squared_norm_of_mean((self.across + self.across.T) / 2)
@@ -418,7 +418,7 @@ class GradientProducts:
 class GradientReference:
     """Gradients of the correction that counts as unbiased."""
 
-    gradients: Float64s  # [batches, features]
+    gradients: Float64s  # one gradient per batch [batches, features]
     squares: Float64s  # inner products of every two of these gradients [batches, batches]
 
     @classmethod
@@ -426,7 +426,7 @@ class GradientReference:
         return cls(gradients, gradients @ gradients.T)
 
     def inner_products(self, gradients: Float64s) -> GradientProducts:
-        difference = gradients - self.gradients  # products of small numbers have small rounding errors
+        difference = gradients - self.gradients  # smaller numbers have smaller rounding errors
         apart, across = difference @ difference.T, difference @ self.gradients.T
         own = apart + across + across.T + self.squares
         return GradientProducts(own, across + self.squares, apart, self.squares)
@@ -436,7 +436,7 @@ class Surrogate:
     """A simple policy that replaces the model, and its policy gradient in each batch of a sample.
 
     The policy is a table with one logit per pair (previous token, token). If the trainer gives a token the probability
-    p, the gradient of its log-prob is 1 - p for its own logit, and the other logits share p - 1.
+    p, the gradient of its log-prob is 1 - p for its own logit. The other logits of the same previous token share p - 1.
     """
 
     def __init__(self, sample: RunSample, batch: Ints) -> None:
@@ -457,7 +457,7 @@ class Surrogate:
         self._others = self._alternatives.sum(axis=1, keepdims=True) - self._alternatives
 
     def gradients(self, applied: CorrectedSample) -> Float64s:
-        """Return the gradients [batches, features], divided by the loss scale of the correction."""
+        """Return the gradient of each batch, divided by the loss scale of the correction [batches, features]."""
         scale = applied.loss_scale
         terms = applied.weights / (scale if scale > 0 else 1.0) * self._coefficient
         counted = np.maximum(np.bincount(self._batch, applied.counted), 1)
@@ -466,7 +466,7 @@ class Surrogate:
             flat = np.bincount(self.feature[start:stop], terms[start:stop], found.shape[1]) / counted[row]
             table = flat.reshape(self._contexts, self._choices)
             share = table / np.maximum(self._others, _SMALLEST_ALTERNATIVE)
-            # spread the negative part of each score over the logits of the other tokens
+            # spread the p - 1 of each token over the logits of the other tokens with the same previous token
             found[row] = (table - self._alternatives * (share.sum(axis=1, keepdims=True) - share)).ravel()
         return found
 
@@ -477,7 +477,7 @@ def _jackknife_error(without: Float64s) -> float:
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
-    """Estimate the squared norm of a mean vector without bias. `products` are the inner products of all vectors.
+    """Return an unbiased estimate of the squared norm of the mean of vectors, given their inner `products`.
 
     The second result contains the estimates without vector 0, without vector 1, and so on.
     """
@@ -512,13 +512,13 @@ def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
 
 
 SIGNIFICANT_STANDARD_ERRORS = 2.0
-"""A difference of errors is significant if it exceeds this number of standard errors."""
+"""A difference between two gradient errors is significant above this number of standard errors."""
 _CAUTION_FACTOR = 0.5
-"""Share of the standard error that is added to each error before errors are compared (docs/methods/advice.md)."""
+"""Candidates rank by error + this factor x `critical` x standard error of the gain (docs/methods/advice.md)."""
 RELIABLE_SEQUENCES = 320
 """With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
 _MIN_GAIN = 1e-3
-"""Minimum gain as a share of the error without a correction."""
+"""A candidate only counts as better if it removes more than this share of the error without a correction."""
 
 
 @dataclass(frozen=True)
@@ -530,18 +530,18 @@ class CandidateRanking:
     """
 
     order: tuple[str, ...]
-    better: frozenset[str]  # candidates with a significantly smaller error than no correction
+    better: frozenset[str]  # names of candidates with a significantly smaller error than no correction
     mse: Mapping[str, float]
     moments: Mapping[str, GradientMoments]
     scale: float  # converts the variance of a batch to the variance of an update
-    critical: float  # number of standard errors that counts as significant
+    critical: float  # differences above this number of standard errors are significant
 
     @property
     def first(self) -> str:
         return self.order[0]
 
     def gain(self, name: str) -> tuple[float, float]:
-        """Return the gain (1: the candidate removes the whole error, 0: no change), and its standard error."""
+        """Return the share of the error without a correction that the candidate removes, and its standard error."""
         none = self.mse["none"]
         _, error = paired_difference(self.moments["none"].errors, self.moments[name].errors)
         scale = float(self.moments["none"].errors.mean())
@@ -569,7 +569,7 @@ def choose_correction(
     """Rank candidates by the mean squared error of their gradient.
 
     The gradients of each correction are first scaled, so that a correction cannot reduce its error by shrinking the
-    loss. Candidates in `shrinking` rank last. Corrections in `unranked` get an error but no rank.
+    loss. Candidates in `shrinking` (small loss scale) rank last. Corrections in `unranked` get no rank.
     """
     found = {name: own.scaled(1 / own.estimate_projection()).moments() for name, own in products.items()}
     ranked = [name for name in products if name not in unranked]
@@ -590,5 +590,5 @@ def choose_correction(
 
 
 def required_standard_errors(sequences: int) -> float:
-    """Return how many standard errors a significant difference needs. Small samples need more."""
+    """Return the number of standard errors above which a difference is significant. It is larger in small samples."""
     return SIGNIFICANT_STANDARD_ERRORS * max(1.0, math.sqrt(MIN_SEQUENCES / max(sequences, 1)))

@@ -76,14 +76,14 @@ if TYPE_CHECKING:
 
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits in the cluster table: of most sums, and of LAYER_COLUMNS (K3 by rollout probability and cap)."""
+"""Significant digits in cluster tables: of most sums, and of LAYER_COLUMNS (tokens and K3 by rollout probability)."""
 
 
 class ClusterTables:
     """Builds the cluster tables of a run. A row contains the sums of one cluster, such as a prompt."""
 
     def __init__(self, accumulator: Accumulator, dump: Dump, run: str) -> None:
-        files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
+        files = [file for file in dump.files if file.run == run] or dump.files  # a column may name the runs
         has = {name for file in files for name in (*file.columns, *file.partition)}
         self._plan = accumulator.plan
         self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
@@ -99,21 +99,21 @@ class ClusterTables:
         return name if of == MISMATCH_NAME else f"{of}_{name}"
 
     def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
-        """Return the table of the run. Its rows do not contain a step if steps were merged."""
+        """Return the cluster table of the run. If rows contain several clusters (folded), they do not name a step."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
     def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
-        """Join the tables of all values of a `--by` column, unless the result is too large."""
+        """Join the cluster tables of all values of a `--by` column. If the joined table is too large, return `None`."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._plan.max_clusters:
             return None
         merged = reduce(add, (table.with_scope(np.uint64(number)) for number, table in enumerate(tables)))
         return self._clusters(merged, merged.scopes.tolist())
 
     def _clusters(self, table: ClusterTable, groups: list[int]) -> model.Clusters:
-        bounded = table.is_folded and not self._plan.every_cluster  # LAYER_COLUMNS would be a third of the Result
+        bounded = table.is_folded and not self._plan.every_cluster  # LAYER_COLUMNS would fill a third of a Result
         names = [name for name in self._columns if not (bounded and name in LAYER_COLUMNS)]
         return model.Clusters(
             by=self._by,  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
 
 
 def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
-    """For each worst sequence, yield its fields, and its token ids if the dump has them."""
+    """For each worst sequence, yield its fields (such as file and row), and its token ids or `None`."""
     ids: dict[tuple[int, int], NDArray[Any]] = {}
     if dump.has("token_ids"):
         for file in np.unique(worst.place[:, 0]).tolist():  # only the blocks that contain these sequences are read
@@ -163,24 +163,24 @@ def _python_value(value: Any) -> Any:
 
 
 VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
-"""Significant digits of values per step or `--by` value: mismatch metrics, other metrics, corrections, standard errors.
+"""Significant digits of the values that a Result contains for each step and each `--by` value.
 
-Few digits keep a Result with a thousand steps small.
+In this order: mismatch metrics, other metrics, corrections, standard errors. Few digits keep a Result small.
 """
 GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
-"""Mismatch metrics for which each step or `--by` value with a heavy tail is recorded."""
+"""Only for these metrics, `Series.heavy_tail` lists the steps or `--by` values that have a heavy tail."""
 TYPED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
-"""The Result contains the data types of these columns, because different data types may not be comparable."""
+"""Columns whose data types a Result contains, because runs with different data types may not be comparable."""
 BINS_PER_BIN = 8
-"""Each bin of the stored distribution of log ratios is the sum of this number of counted bins."""
+"""In a Result, each bin of the distribution of log ratios is the sum of this number of finer bins."""
 HEXAGONS = 26
-"""Number of hexagons along each side of the joint distribution."""
+"""Number of hexagons along each axis of the joint distribution of rollout and trainer probabilities."""
 CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
 """Number of token ids in the Result: before each worst token, and at the start of each worst sequence."""
 
 
 def build_result(reading: DumpReading, accumulator: Accumulator, turns: Accumulator | None = None) -> model.Result:
-    """Build the Result. `turns` contains the sums of turns, if turns were measured."""
+    """Build the Result. `turns` contains the sums per turn, or `None` without `--by turn`."""
     dump, plan = reading.dump, accumulator.plan
     runs = {name: _build_run(name, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     if turns is not None:
@@ -237,7 +237,7 @@ def _build_run(name: str, accumulator: Accumulator, dump: Dump) -> model.RunResu
 def _predict_fresh_batches(
     totals: RunTotals, steps: model.Groups, accumulator: Accumulator
 ) -> dict[str, model.FreshBatch]:
-    """Predict the share of tokens that each correction rejects in a new batch. The batch has the size of a step."""
+    """For each correction, predict the share of tokens that it rejects in a new batch as large as one step."""
     table, axis = totals.overall.table, accumulator.evaluator.columns
     tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]
     sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
@@ -310,7 +310,7 @@ def _build_series(
 
 
 def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
-    """Return the intervals, but only if the estimate has no standard errors."""
+    """Return the interval of each cell in `order`. If the estimate has standard errors, return `None`."""
     if np.isfinite(estimate.se).any():
         return None
     known = np.isfinite(estimate.value[order])
@@ -330,7 +330,7 @@ def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str
 
 
 def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
-    """Round values to significant digits. Integers stay exact, and non-finite values become null."""
+    """Round values to significant digits. Integers stay exact, and non-finite values become `None`."""
     finite = np.isfinite(values)
     held = np.where(finite, values, 0.0) + 0.0
     whole = (held == np.rint(held)) & (np.abs(held) < 2**53)
@@ -341,7 +341,7 @@ def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
 
 
 def _build_distribution(pair: PairSums) -> model.Distribution:
-    # the first magnitude bin of each coarse bin, without the zero bin
+    # first fine bin of each coarse bin. `starts` adds bin 0 (the smallest |log ratio|), which is not merged
     inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)
     starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
     edges = magnitude_edges()[starts]
@@ -359,7 +359,7 @@ def _build_distribution(pair: PairSums) -> model.Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
-    """Compute the means of each bin with tokens. The standard errors come from groups of clusters."""
+    """Compute means for each bin that contains tokens. Standard errors come from the scatter of cluster buckets."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
@@ -373,7 +373,7 @@ def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
         with np.errstate(all="ignore"):
             mean = values.sum(axis=1) / total
             scatter = ((values - mean[:, None] * weights) ** 2).sum(axis=1)
-            error = np.sqrt(scatter * occupied / (occupied - 1)) / np.abs(total)  # sums of 1 - p may be negative
+            error = np.sqrt(scatter * occupied / (occupied - 1)) / np.abs(total)  # the sum of 1 - p may be below 0
         columns[key], columns[f"{key}_se"] = replace_nonfinite(mean.tolist()), replace_nonfinite(error.tolist())
     highs = edges[filled + 1]
     return model.Breakdown(
@@ -386,7 +386,7 @@ def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
 
 
 def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
-    """Merge the cells of a square grid into hexagons."""
+    """Merge the square cells of the counted distribution into hexagons, as the Result contains them."""
     across, up = np.nonzero(grid)
     if not len(across):
         return model.JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])
@@ -395,7 +395,7 @@ def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
     even = np.round(x / width) * width, np.round(y / height) * height
     odd = (np.floor(x / width) + 0.5) * width, (np.floor(y / height) + 0.5) * height
     nearer = (x - even[0]) ** 2 + (y - even[1]) ** 2 <= (x - odd[0]) ** 2 + (y - odd[1]) ** 2
-    centres = np.empty(len(x), np.complex128)  # complex numbers sort by real part, then by imaginary part
+    centres = np.empty(len(x), np.complex128)  # np.unique sorts by real, then by imaginary part
     centres.real, centres.imag = (np.where(nearer, a, b).round(6) for a, b in zip(even, odd, strict=True))
     hexagons, where = np.unique(centres, return_inverse=True)
     tokens = np.bincount(where, weights=grid[across, up])
@@ -432,7 +432,7 @@ _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
 class SequenceFile:
-    """Writes a Parquet file with one row per sequence, if there is a path."""
+    """Writes a Parquet file with one row per sequence. Without a path, no file is written."""
 
     def __init__(self, path: str | Path | None, plan: MeasurePlan) -> None:
         self._path, self._plan, self._parts = path, plan, list[Path]()
@@ -458,7 +458,7 @@ class SequenceFile:
             return
         import polars as pl
 
-        release_memory()  # memory that the pass over the tokens needed
+        release_memory()  # the pass over the tokens is done
         frame = pl.concat(map(pl.scan_ipc, self._parts), how="diagonal_relaxed")
         named = {
             f"_factor{index}": f"{correction.name}.weight"
@@ -478,7 +478,7 @@ class SequenceFile:
 
 
 def encode_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> bytes:
-    """Convert tables of sequences to compressed bytes (Arrow IPC) for `SequenceFile`."""
+    """Convert tables with one row per sequence to compressed bytes (Arrow IPC) for `SequenceFile.write`."""
     import polars as pl
 
     frames = [
@@ -542,7 +542,7 @@ def has_turn_parts(dump: Dump) -> bool:
 
 
 def split_by_turn(batch: TokenBatch) -> TokenBatch:
-    """Make each turn a separate sequence in the cluster of the original sequence.
+    """Return a batch with one sequence per turn. Turns stay in the cluster of their original sequence.
 
     If the batch lacks a `turn` column, masked tokens separate the turns, and the turns are numbered from 1.
     """
@@ -550,7 +550,7 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
     if turn_numbers is None:
         turns = adjacent_segments(batch).offsets
     else:
-        before, after = turn_numbers[:-1], turn_numbers[1:]  # two adjacent NaNs are one turn
+        before, after = turn_numbers[:-1], turn_numbers[1:]  # adjacent NaNs are one turn
         changes = (before != after) & ~(np.isnan(before) & np.isnan(after))
         turns = np.union1d(np.flatnonzero(changes) + 1, offsets)
     starts = turns[:-1]
@@ -560,7 +560,7 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
     columns[TURN_COLUMN] = in_order if turn_numbers is None else turn_numbers[starts]
     columns["prompt_id"] = cluster_hashes(batch)[sequence]
     impossible, near = batch.impossible, batch.impossible_near
-    if impossible is not None and near is not None:  # a turn of the column counts the impossible tokens inside it
+    if impossible is not None and near is not None:  # with a turn column: count per turn
         before = np.append(np.where(in_order > 1, near[starts, 2], 0), 0)
         own = np.where(np.append(in_order[1:], 1) > 1, before[1:], impossible[sequence]) - before[:-1]
         impossible = near[starts, 1] if turn_numbers is None else own
@@ -571,7 +571,7 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
 
 
 GateSums = dict[str, Float64s]
-"""For each run, the number of tokens that each preset keeps, and the sum of K3 over these tokens [P, 2]."""
+"""Run -> for each of P presets, the number of tokens that its gates keep and the sum of their K3 [P, 2]."""
 
 
 def _measure_gates(batch: TokenBatch, run: str, presets: MeasurePlan) -> GateSums:
@@ -663,17 +663,17 @@ def analyze(
     # columns to break metrics down by. For `turn`, each turn counts as a sequence, and corrections are not measured.
     by: Sequence[str] = (),
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
-    framework: Framework | None = None,  # compute what this framework logs. This needs memory for one more step.
+    framework: Framework | None = None,  # also compute what it logs. This keeps the tokens of a step in memory.
     log: RunLog | None = None,
-    every_cluster: bool = False,  # store complete cluster tables of any size, including drift and corrections
+    every_cluster: bool = False,  # store cluster tables with all columns and more clusters, for gate and compare
     findings: bool = True,
     device: Device = "auto",
     baseline: tuple[str, Result] | None = None,  # name of an accepted Result, and the Result
-    # measure every correction with each of these losses, instead of its own loss. If there are several losses, the
+    # measure each correction with each of these losses instead of its own loss. If there are several losses, the
     # corrections are called `NAME [LOSS]`. A replayed framework always uses its own loss.
     losses: Sequence[str] = (),
-    # corrections for a figure: only the rejected share and the remaining K3 are measured. Presets that need missing
-    # columns or a whole step are left out.
+    # corrections for a figure: only the rejected share and the K3 of kept tokens are measured. Presets are left out if
+    # they need a column that the dump lacks, or all tokens of a step at once.
     presets: Sequence[Correction] = (),
     **options: Unpack[ReadOptions],
 ) -> Result:

@@ -34,15 +34,15 @@ from mismatchctl.results.growth import Growth, Label, fit_growth
 from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogComparison
 
 MAX_LOG_BYTES = 1 << 30
-"""Larger logs are an error."""
-_MIN_DIGITS = 4  # a series with fewer digits may have lost zeros, so the digits of the whole log are used instead
+"""Reading a log with more bytes is an error."""
+_MIN_DIGITS = 4  # a name with shorter numbers may have lost trailing zeros, so it gets the digits of the whole log
 _REMEDY = "pass the run's log: JSON lines, TensorBoard events or CSV"
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
 
 STEP_NAMES = ("step", "_step", "global_step", "training/global_step")
 """Names of the step column, in upper or lower case."""
 _WANDB_SUFFIXES = ("__MIN", "__MAX")
-"""Suffixes of the columns that W&B adds to each metric."""
+"""Suffixes of additional columns in a W&B export (NAME__MIN and NAME__MAX), which are ignored."""
 _CSV_KEYS = {"Wall time", "Step", "Value"}
 
 
@@ -68,7 +68,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Return the metric name of each column, without the W&B prefix "RUN - ". Other columns become ""."""
+    """Return the metric name of each column, without the W&B prefix "RUN - ". Columns without a metric become ""."""
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
@@ -79,10 +79,10 @@ def _metric_names(heads: list[str], called: str) -> list[str]:
 
 
 def parse_decimal(text: str) -> Decimal:
-    """Parse a number and keep its printed digits. Other text becomes NaN."""
+    """Parse a number as a Decimal, which keeps its printed digits. Other text becomes NaN."""
     try:
         return Decimal(text.strip())
-    except InvalidOperation:  # text, or an exponent that no float has
+    except InvalidOperation:  # no number, or an exponent out of range
         return Decimal("nan")
 
 
@@ -92,9 +92,9 @@ def is_number(value: Any) -> TypeGuard[Decimal]:
 
 @dataclass(frozen=True)
 class PrintedDigits:
-    """The precision with which numbers are printed."""
+    """The precision of the printed numbers of a log. It determines their rounding errors."""
 
-    place: int = 0  # smallest exponent of a last digit, such as -3 for 0.125
+    place: int = 0  # exponent of the last digit of the number with the most decimals, such as -3 for 0.125
     count: int = 0  # largest number of digits
 
     @classmethod
@@ -104,7 +104,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """Return one unit of the last digit, such as 0.001 for 0.125. Omitted trailing zeros count as digits."""
+        """Return one unit of the last digit of `value`: 0.001 for 0.125. Trailing zeros that are not printed count."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 
@@ -179,7 +179,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
                     scalar = _read_scalar(value)
                     if value.tag and scalar is not None:
                         yield str(event.step), value.tag, scalar
-        except (DecodeError, OSError, ValueError, MemoryError, OverflowError) as error:  # a damaged record length
+        except (DecodeError, OSError, ValueError, MemoryError, OverflowError) as error:  # raised for damaged records
             raise DataError(
                 f"this is not an event file of TensorBoard ({error})", file=str(file), remedy=_REMEDY
             ) from None
@@ -218,7 +218,7 @@ def _collect_log(path: str | Path, found: Iterable[tuple[str, str, Decimal]]) ->
 
 
 def _read_json_cells(path: Path) -> Iterator[tuple[str, str, Decimal]]:
-    """Read JSON objects: one per line, or in a list such as `log_history` in `trainer_state.json`."""
+    """Yield (step, name, value) from JSON objects: one per line, or a list (`log_history` of `trainer_state.json`)."""
     for number, row in _json_rows(_read_text(path), path):
         if not isinstance(row, dict):
             remedy = "write one JSON object per line, with a step and values"
@@ -262,7 +262,7 @@ def step_label(step: Any) -> str:
 
 
 LAG_SIGNIFICANCE = 0.01
-"""Significance level of the test for a lag."""
+"""Significance level of the test that K3 and a logged metric are correlated at some lag."""
 MIN_STEPS = 16
 """Minimum number of steps to estimate a lag."""
 _MAX_LAG = 20
@@ -279,9 +279,9 @@ _HEALTH: dict[Health, tuple[re.Pattern[str], ...]] = {
     ),
     "entropy": (re.compile(r"entropy(_mean|/mean)?$", re.IGNORECASE), re.compile(r"entropy", re.IGNORECASE)),
 }
-"""Patterns of the logged names of health metrics, the most reliable pattern first."""
+"""Health metric -> patterns of the names with which frameworks log it, the most reliable pattern first."""
 _LARGEST = 1e150
-"""Larger values are not used, because their squares overflow."""
+"""Logged values with a larger absolute value count as missing, because their squares would overflow."""
 PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
 
 
@@ -300,7 +300,7 @@ def fit_logged_growth(labels: Sequence[Label], values: Sequence[float | None], m
 
 
 def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
-    """Add a constant that makes all values positive, because growth detection needs positive values."""
+    """If a value is not positive, add a constant that makes all values positive, as growth detection needs."""
     kept = [None if value is None or abs(value) > _LARGEST else value for value in values]
     known = [value for value in kept if value is not None]
     if not known or min(known) > 0:
@@ -310,7 +310,7 @@ def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
 
 
 def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
-    """Describe which changes first: K3, or a logged metric such as the reward."""
+    """Describe the order in time of changes of K3 and of the log's health metrics, such as the reward."""
     changes = [
         ("K3", k3),
         *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
@@ -340,7 +340,7 @@ def _describe_change(growth: Growth) -> str:
 
 
 def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> Lag:
-    """Estimate how many steps K3 changes after a logged series. The lag is negative if K3 changes first."""
+    """Estimate by how many steps changes of K3 follow changes of `logged`. If K3 changes first, the lag is negative."""
     ours = np.array([math.log(value) if value else np.nan for value in k3], np.float64)
     theirs = np.array([np.nan if value is None else value for value in logged], np.float64)
     known = np.isfinite(ours) & np.isfinite(theirs)
@@ -365,7 +365,7 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
 
 
 def _ranked_changes(values: Float64s) -> Float64s:
-    """Rank the changes between steps, and scale the ranks to mean 0 and variance 1."""
+    """Rank the changes from step to step, and scale the ranks to mean 0 and variance 1."""
     changes = np.diff(values)
     order = np.unique(changes, return_inverse=True, return_counts=True)
     counts = order[2]
@@ -376,7 +376,7 @@ def _ranked_changes(values: Float64s) -> Float64s:
 
 
 def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
-    """Return the correlation of each x with the y that is `shift` steps earlier."""
+    """Return the correlation of x with y. Each x is paired with the y of `shift` steps earlier."""
     if shift > 0:
         x, y = x[shift:], y[:-shift]
     elif shift < 0:
@@ -393,9 +393,9 @@ def _correlation_scale(x: Float64s, y: Float64s) -> float:
 
 
 REPLAY_COLUMNS = ("micro_batch", "rollout_ids")
-"""Frameworks sum over the rows that have the same value in one of these columns."""
+"""Columns to compute logged metrics: frameworks sum over the rows that have the same value in such a column."""
 StepTables = list[tuple[RunStep, pa.Table]]
-"""Tables of rows, each with its run and step, in the order of the input."""
+"""Pairs ((run, step), table with rows of this step), in the order of the dump."""
 
 
 def build_replay_table(batch: TokenBatch) -> pa.Table:
@@ -411,7 +411,7 @@ def build_replay_table(batch: TokenBatch) -> pa.Table:
         if values is not None
     }
     for name in REPLAY_COLUMNS:
-        if name in batch.columns:  # missing values are None, or NaN in a column of numbers
+        if name in batch.columns:  # None and NaN mean missing
             names = batch.columns[name].tolist()
             columns[name] = pa.array([None if one is None or one != one else str(one) for one in names], pa.string())
     return pa.table(columns)
@@ -433,7 +433,7 @@ class LoggedSteps:
             self._open.setdefault(step, []).append(table)
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Compute the framework's metrics for the steps that are complete."""
+        """Compute the framework's metrics of each step that is complete, so that `may_grow` returns False."""
         for step in [step for step in self._open if not may_grow(*step)]:
             tables = self._open.pop(step)
             shared = [name for name in tables[0].column_names if all(name in t.column_names for t in tables)]
@@ -453,7 +453,7 @@ class LoggedSteps:
             return {name: value for name, value in logged.items() if name not in unavailable}
         except ConfigError as error:
             self.refused[correction.name] = str(error)
-        except DataError:  # no valid token: nothing would be logged
+        except DataError:  # no valid tokens: the framework logs no value
             pass
         return {}
 
@@ -470,11 +470,11 @@ class LoggedSteps:
 FLOAT32_TOLERANCE = 2e-6
 """Relative error that a trainer's float32 sum may have, in any order of summation."""
 REPLAY_SPREAD = 2.0
-"""A logged value may differ from the replay by this multiple of the error of a float32 replay."""
+"""Logged and float64 values may differ by this multiple of the difference between float32 and float64 values."""
 FLOAT64_TOLERANCE = 1e-9
 """Relative error that a float64 sum may have."""
 METRIC_TOLERANCE = 1e-8
-"""Relative rounding error of the metric of a step."""
+"""Relative error that a metric may have after rounding to VALUE_DIGITS digits in the Result."""
 _FLOAT32_EPSILON = 2.0**-24
 _TRACKER_PREFIXES = ("", "train/", "actor/")
 """Prefixes that trackers and actors add to the names that a framework logs."""
@@ -482,11 +482,11 @@ _ALL_ENVIRONMENTS = "/all/"
 """This part of a name, as in `mismatch_kl/all/mean`, means that the value is the mean over environments."""
 
 LoggedValues = Mapping[str, Sequence[float | None]]
-"""For each logged name, one value per step."""
+"""Logged name -> one value per step."""
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Subtract `offset`, the log's delay, from its steps if more values then agree with the dump."""
+    """Subtract `offset` from the log's steps if the log then agrees with the dump in more values."""
     if not offset:
         return log
 
@@ -516,7 +516,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
         name: list(_logged_pairs(log, labels, _spellings(name), values, rounded.get(name, values)))
         for name, values in replayed.items()
     }
-    # values where float32 and float64 differ show which of the two the log was computed in
+    # if the float32 and float64 values differ, the logged value shows which precision the framework used
     telling = [one for each in pairs.values() for one in each if not one.is_near(one.rounded)]
     exact = 2 * sum(one.is_near(one.log) for one in telling) > len(telling)
     return LogComparison(
@@ -526,7 +526,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
 
 
 def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
-    """Map each logged name to the key of its metric. Names in `replayed` are left out."""
+    """Return {logged name: key of the metric that it means}, without unknown names and names in `replayed`."""
     found = {}
     for name in dict.fromkeys(name for row in log.rows.values() for name in row):
         prefix = next((prefix for prefix in _TRACKER_PREFIXES[1:] if name.startswith(prefix)), "")
@@ -539,7 +539,7 @@ def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
 def compare_metrics(
     log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
 ) -> MetricLogComparison | None:
-    """Compare logged values with metrics, within float32 rounding. `called` maps logged names to metric keys."""
+    """Compare logged values with `metrics`, within float32 rounding. `called` maps logged names to metric keys."""
     found = {}
     for name, key in called.items():
         values = metrics.get(key, [None] * len(labels))
@@ -550,13 +550,13 @@ def compare_metrics(
 
 
 class _LoggedPair(NamedTuple):
-    """A logged value, and the same value computed from the dump."""
+    """A value of one step in the log, and the same quantity computed from the dump."""
 
     step: str
-    dump: float  # computed in float64
-    rounded: float  # the same value with float32 rounding
+    dump: float  # from the dump, computed in float64
+    rounded: float  # from the dump, with float32 rounding
     log: float
-    unit: float  # value of 1 at the last printed digit
+    unit: float  # one unit of the last digit that the log prints
 
     @property
     def size(self) -> float:
