@@ -278,7 +278,7 @@ class ColumnNames:
         if column not in REQUIRED_COLUMNS:
             return ""
         if columns.keys() & set(REQUIRED_COLUMNS):
-            if footer.found.size is None:  # only files in a common format have a size
+            if footer.found.size is None:  # Parquet or Arrow: only imported files have a size
                 return ""
             name = os.path.basename(footer.found.path)
             sides = (name, "FILE") if column == "train_log_probs" else ("FILE", name)

@@ -271,7 +271,7 @@ def _count_tokens(batch: pa.RecordBatch) -> int:
 IDS = ("sequence_id", "id", "request_id", "custom_id")
 """Possible names of the column with the sequence ids."""
 _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
-"""Names of the rollout's log-probs in the file `--rollout`, and of the trainer's log-probs in the file `--train`."""
+"""Possible names of the log-probs in a file that contains only one side (`--rollout` or `--train`)."""
 
 
 class PairedTable(NamedTuple):
@@ -376,7 +376,7 @@ def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
 
 
 def _log_prob_names(table: pa.Table, canonical: str) -> list[str]:
-    """Return the columns that may contain these log-probs. The most likely column comes first."""
+    """Return the columns that may contain the log-probs named `canonical`. The most likely column comes first."""
     known = [name for name in table.schema.names if canonical_name(name) == canonical]
     return [name for name in dict.fromkeys((canonical, *known, *_GENERIC)) if name in table.schema.names]
 
@@ -419,7 +419,7 @@ class _Row:
         return DataError(problem, file=str(self.side.path), row=self.number, column=column, remedy=remedy)
 
     def windows(self) -> list[_Window]:
-        """Return values that may be the response: inside the mask, all values, or before the padding."""
+        """Return values that may be the response: values inside the mask, all values, or values before the padding."""
         found: list[_Window] = []
         for name in self.side.sources:
             values = self.get(name)

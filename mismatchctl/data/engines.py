@@ -49,7 +49,7 @@ class Engine(Protocol):
 
 
 def list_shards(dump: Dump) -> Iterator[Shard]:
-    """Group the parts of each file into shards, independently of other files."""
+    """Group the parts of each file into shards. A shard never contains parts of two files."""
     for _, own in groupby(dump.units, key=lambda unit: unit.file.index):
         units: list[ReadUnit] = []
         total = 0
@@ -63,7 +63,7 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
 
 
 PROCESS_BYTES = 450_000_000
-"""Memory that does not depend on the part being read: interpreter, libraries, and sums of unfinished steps."""
+"""Memory that is needed in addition to the parts being read: interpreter, libraries, and sums of unfinished steps."""
 BYTES_PER_TOKEN = 90
 """Peak memory per token while a part of the dump is read, in bytes."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
@@ -77,7 +77,7 @@ def parse_size(text: str) -> int:
 
 
 def estimate_unit_bytes(unit: ReadUnit) -> int:
-    """Estimate the memory for reading a part. Large parts are decoded in pieces, so there is a limit."""
+    """Estimate the memory for reading a part. Large parts are decoded in pieces, so the estimate has an upper limit."""
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
 
 
@@ -188,7 +188,7 @@ def _connect(address: str | None) -> Iterator[Any]:
         yield ray
         return
     with contextlib.redirect_stdout(sys.stderr):
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster started by this process
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no statistics from a cluster that this process starts
         try:
             host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
             if colon and port.isdecimal():  # if no process listens at the address, Ray retries for many minutes

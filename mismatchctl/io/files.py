@@ -25,7 +25,7 @@ from mismatchctl.io import __version__
 from mismatchctl.io.process import defer_signals, raise_if_received, register_cleanup
 
 _STALE_SECONDS = 24 * 3600.0
-"""Age after which a temporary file of another machine counts as stale."""
+"""Age after which a temporary file of another machine is deleted."""
 _MARK_PATTERN = re.compile(r"\.?mismatchctl-([0-9a-f]{8})-(\d+)-[0-9a-f]{12}(?:\.tmp)?")
 _own_folders: set[Path] = set()
 
@@ -69,9 +69,9 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
         found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
             raise OSError(errno.EPERM, "may belong to another user")
-        # Python reserves all requested bytes, so do not request `count`. Files in /proc have size 0.
+        # `read` reserves the requested number of bytes, so do not request all of `count`. Files in /proc have size 0.
         content: bytes | None = file.read(min(count, max(found.st_size, 1 << 20)))
-        if content is None:  # a kernel log that has no new line
+        if content is None:  # such as a kernel log without new lines
             raise OSError(errno.EAGAIN, "does not contain data")
         return content
 
@@ -242,11 +242,11 @@ def _remove_own_folders() -> None:
 atexit.register(_remove_own_folders)
 register_cleanup(_remove_own_folders)
 TOOL_NAME = f"mismatchctl {__version__}"
-"""Signature in figures and text pages."""
+"""Signature in figures and text pages, by which `is_own_output` recognizes them."""
 PARQUET_METADATA = {"mismatchctl": __version__}
-"""Signature in Parquet footers."""
+"""Signature in the footers of Parquet files."""
 CAPTIONS_FILE = "captions.md"
-"""File that lists the figures in a folder and their CSV files. CSV files cannot contain a signature."""
+"""File that lists the figures in a folder and their CSV files, because CSV files cannot contain a signature."""
 _PREFIX_BYTES = 4096
 _SIGNATURES = (
     rb'\{[^\0]*"tool":\s*"mismatchctl"',

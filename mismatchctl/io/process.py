@@ -21,11 +21,11 @@ _cleanups: list[Callable[[], None]] = []
 
 
 def install_handlers() -> None:
-    """Raise KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP, unless ignored. A second signal ends the process."""
+    """Raise KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP, except ignored signals. A second one ends the process."""
     for number in _SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
             signal.signal(number, _handle_signal)
-    sys.unraisablehook = _handle_unraisable  # `raise_if_received` raises KeyboardInterrupt instead
+    sys.unraisablehook = _handle_unraisable  # does not print KeyboardInterrupt. `raise_if_received` raises it again
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
@@ -45,7 +45,7 @@ def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 def end_on_signal() -> None:
     global _ends_at_once
     _ends_at_once = True
-    exec("")  # after interrupted code, `python -m` would end with SIGINT instead of our exit code
+    exec("")  # without this, `python -m` ends with SIGINT instead of our exit code if code was interrupted
 
 
 def signal_exit_code() -> int | None:

@@ -22,13 +22,13 @@ _FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=\(|--[A-Za-z][\w.-]*(?:[\s=]|$)
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _CHOICE = re.compile(r"\+?([A-Za-z_][\w.]*(?:[/@][\w.]+)+)=([^\s/]*)")
-"""Hydra's syntax to choose a file for a group: `algorithm/rollout_correction=mine`, `group@place=mine`."""
+"""Hydra's syntax to choose a file for a config group: `algorithm/rollout_correction=mine`, `group@place=mine`."""
 _REMOVAL = re.compile(r"~([A-Za-z_][\w.]*(?:[/@][\w.]+)*)(?:[=)].*)?", re.DOTALL)
 """Hydra's syntax to remove a key or a choice: `~a.b`, `~a.b=1`, `~group/of=mine`."""
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _POSITIONAL = re.compile(r"\$(?:\d|\{\d+\})")
 _VARIABLE_USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?:\[[@*0]\])?(?::?[-=+]([^{}]*))?\})")
-"""`$NAME`, `${NAME}`, `${NAME:-default}`, `${NAME[@]}`."""
+"""Use of a variable: `$NAME`, `${NAME}`, `${NAME:-default}`, `${NAME[@]}`."""
 _SEVERAL = re.compile(r"\$[@*]|\$\{[@*]\}|\$\{\w+\[[@*]\][^{}]*\}")
 """Words that expand to any number of words: `$@`, `${ARGS[@]}`."""
 _FILE = re.compile(r"[^=\s]*\.(?:ya?ml|toml|json)")
@@ -62,7 +62,7 @@ class Launch:
     keys: dict[str, Any]
     line: int = 0
     files: tuple[tuple[str, str], ...] = ()
-    program: str = ""  # the Python file that it runs
+    program: str = ""  # the Python file that the command runs
 
 
 def is_shell_script(text: str) -> bool:
@@ -71,7 +71,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return one Launch per command with arguments. Without such a command, one Launch contains all flags."""
+    """Return one Launch per command with arguments. If there is no such command, return one Launch with all flags."""
     return _Script(text).launches()
 
 
@@ -326,11 +326,11 @@ UNPACKING_NOT_READ = "a ** argument is not supported; write its options in the c
 class PythonCall:
     """A call of a function or class in Python code, or of a method of the class."""
 
-    function: str  # the called method. Empty: the class or function itself.
+    function: str  # name of the called method, or "" for a call of the class or function itself
     given: dict[str, Any]  # constant values of named arguments
     computed: tuple[str, ...]  # arguments without a constant value
     brings_more: bool  # True if the call unpacks arguments with **
-    partial: bool  # True if an argument is `...`
+    partial: bool  # True if an argument is `...`, which stands for arguments that the text does not show
     line: int
 
     def values(self, computed: Container[str]) -> dict[str, Any]:

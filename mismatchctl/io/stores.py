@@ -119,7 +119,7 @@ def open_filesystem(scheme: str, bucket: str) -> Any:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return fs.S3FileSystem(
         endpoint_override=endpoint,
-        region=None if endpoint else fs.resolve_s3_region(bucket),  # the environment may set another region
+        region=None if endpoint else fs.resolve_s3_region(bucket),  # not the region in the environment
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         connect_timeout=_CONNECT_SECONDS,
         request_timeout=_REQUEST_SECONDS,
@@ -131,7 +131,7 @@ class Store:
 
     remote = False
     error_types: tuple[type[Exception], ...] = (OSError, ValueError)
-    """Exceptions that the store raises."""
+    """Exceptions that reading from the store can raise."""
 
     def is_file(self, path: str) -> bool:
         return os.path.isfile(path)
@@ -204,7 +204,7 @@ class Store:
         return pa.OSFile(os.fsencode(location))  # as bytes, because a path may contain bytes that are not UTF-8
 
     def retry(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run a read operation. Subclasses repeat it after a temporary error."""
+        """Run a read operation. Object stores repeat it after a temporary error."""
         return work()
 
     def read_start(self, path: str, length: int) -> bytes:
@@ -314,7 +314,7 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 MOST_BYTES = 1 << 30
-"""Maximum size of a file that is read into memory at once."""
+"""Maximum size of a local file that `read_file` reads, in bytes."""
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
 _LOCAL_DISK = Store()
 

@@ -56,7 +56,7 @@ _Loader.yaml_implicit_resolvers = {
     first: [pair for pair in pairs if pair[0] in _TAGS]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-# In YAML 1.2, a float with an exponent needs no point, and its exponent needs no sign.
+# In YAML 1.2, a float with an exponent needs no decimal point, and its exponent needs no sign.
 _FLOAT = r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+(?:_[0-9]+)*[eE][-+]?[0-9]+)\Z"
 _Loader.add_implicit_resolver(f"{_TAG_PREFIX}float", re.compile(_FLOAT), list("-+0123456789"))
 _RESOLVER = _Loader("")
@@ -126,7 +126,7 @@ def parse_float(text: str) -> float:
 _POINTER = re.compile(r"\$\{([^${}]*)\}")
 _CALL = re.compile(r"oc\.(env|select):\s*([^,]*?)\s*(?:,(.*))?", re.DOTALL)
 _MOST_STEPS = 8
-"""Maximum number of steps from an interpolation through other interpolations to a value."""
+"""Maximum length of a chain of interpolations, in which each one refers to the next."""
 _MOST_CHARACTERS = 1000
 """Maximum length of a string with interpolations, before and after they are resolved."""
 _MISSING = object()
@@ -247,7 +247,7 @@ def _to_plain(data: Any) -> Any:
 
 
 MOST_VALUES = 100_000
-"""Maximum number of values. Values that an alias repeats count again."""
+"""Maximum number of values in a YAML document. Values that an alias repeats count again."""
 
 
 @dataclass(frozen=True)
@@ -415,7 +415,7 @@ _NEEDS_QUOTES = ("\n", "\r", "\x85", "\u2028", "\u2029", "::", "##")
 
 @lru_cache
 def _quotes(text: str) -> str | None:
-    """Return the quotes that a string needs, if it could be read as another type or as a command."""
+    """Return the quotes that a string needs, or `None`. Without them, it would be read as another type or a command."""
     try:
         quoted = not isinstance(parse_scalar(text), str)
     except ValueError:
@@ -424,7 +424,7 @@ def _quotes(text: str) -> str | None:
 
 
 class _YamlDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """YAML dumper that quotes strings, based on libyaml if PyYAML contains it."""
+    """YAML dumper that quotes strings as `_quotes` decides. It uses libyaml if PyYAML contains it."""
 
 
 _YamlDumper.add_representer(
@@ -433,7 +433,7 @@ _YamlDumper.add_representer(
 
 
 def dump_yaml(data: Any, *, inner: bool = False) -> str:
-    """Write plain data as YAML. `inner` writes the innermost mappings and lists on one line."""
+    """Write plain data as YAML. With `inner`, each innermost mapping or list is on one line."""
     return yaml.dump(
         data,
         Dumper=_YamlDumper,

@@ -26,9 +26,9 @@ _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQe
 """Codes of numpy dtypes that can be read: numbers, strings and objects."""
 _MOST_DIMENSIONS = 32
 _MOST_INTEGER_KEY = 1 << 24
-"""Limit of integer keys of a dict, because an attacker could choose large keys with equal hashes."""
+"""Integer keys of a dict must be smaller, because an attacker could choose large keys with equal hashes."""
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
-"""Time limit for reading a pickle: a constant, and a time per byte of the file, in seconds."""
+"""Time limit for reading a pickle: `_SECONDS`, plus `_SECONDS_PER_BYTE` for each byte of the file."""
 _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
 """All values in a file may take the file's size times _MOST_REPEATS, plus _SMALL_BYTES."""
 
@@ -88,7 +88,7 @@ def _dtype_of(value: Any) -> np.dtype[Any]:
 
 
 class _PickledArray:
-    """A numpy array in a pickle. Its instructions first create an empty array, and then set the contents (`build`)."""
+    """A numpy array in a pickle. A pickle first creates an empty array, and later sets its contents (`build`)."""
 
     def __init__(self, *rest: Any) -> None:
         self.value: NDArray[Any] | None = None

@@ -138,7 +138,7 @@ class OpenFile:
         return read_json_lines(self.path)
 
     def torch(self, content: Any = None) -> Any:
-        """Load a torch file. The cache avoids a second read after the file is recognized."""
+        """Load a torch file. A cache avoids a second read, because `recognize_layout` already loads the file."""
         if content is not None:
             return load_torch(self.path, content)
         status = self.path.stat()
@@ -196,14 +196,14 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "rollout_ids": pa.string(), "reference_log_probs": _list_type(pa.float64()), "reference_version": pa.int64(),
     "prompt_token_ids": _INTEGERS,
 }  # fmt: skip
-"""Possible columns of a converted file, in order -> their types."""
+"""Column of a converted file -> its type. Contains all possible columns, in the order in which they are written."""
 
 TOKEN_COLUMNS = tuple(
     name for name, kind in COLUMN_TYPES.items() if pa.types.is_list(kind) and name != "prompt_token_ids"
 )
 _LOG_PROB_COLUMNS = tuple(name for name in TOKEN_COLUMNS if name.endswith("log_probs"))
 NEEDED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask")
-"""Columns that, if a layout contains them, must have a value in every row."""
+"""If a layout contains these columns, they must have a value in every row."""
 
 
 DERIVED = {b"derived": b"hash of the prompt"}
@@ -289,7 +289,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
     prompt = row.get("prompt_token_ids")
     if layout.prompt and "token_ids" in given and prompt is None:
         prompt = _prompt_tokens(given["token_ids"], mask, raw.get("attention_mask"))
-        if "token_ids" not in layout.next_token:  # otherwise the first token is unknown
+        if "token_ids" not in layout.next_token:  # if it is, the first token is unknown
             row["prompt_token_ids"] = prompt
     if "prompt_id" in row and row["prompt_id"] is None:
         row["prompt_id"] = prompt_hash(prompt)
@@ -355,7 +355,7 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
         return bool(value)
     if int(value) != value:
         raise ValueError(f"{value!r} is not a whole number")
-    return int(np.int64(int(value)))  # the conversion refuses values outside the range of the type
+    return int(np.int64(int(value)))  # np.int64 raises an error for numbers outside its range
 
 
 def _contains_text(value: Any) -> bool:
@@ -378,7 +378,7 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
     tokens, most = 0, path.stat().st_size
     for rows in _split_rows(read_rows(layout, path)):
         tokens += sum(len(row["response_mask"]) for row in rows)
-        if path.suffix in (".pt", ".pkl") and tokens > most:  # rows may share values
+        if path.suffix in (".pt", ".pkl") and tokens > most:  # rows may share bytes
             problem = f"contains {tokens:,} tokens in {most:,} bytes, which is only possible if rows share their values"
             raise DataError(problem, file=str(path), remedy="save a copy of the values for each row")
         columns = [pa.array([row[one.name] for row in rows], one.type) for one in layout_schema(layout)]

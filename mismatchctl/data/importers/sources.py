@@ -33,7 +33,7 @@ BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 class ForeignRun:
     """Reads files of a framework as one run.
 
-    `missing` counts tokens without a log-prob. `copies` counts sequences that were also in an earlier file.
+    `missing` counts tokens without a log-prob. `copies` counts sequences that an earlier file of the run also contains.
     """
 
     def __init__(self, place: str, join: BatchJoin | None = None, joined_columns: Collection[str] = ()) -> None:
@@ -49,13 +49,13 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
-        """Yield the sequences of a file, if a framework wrote the file."""
+        """Yield the sequences of a file in batches. Yield no batch if no framework writes such files."""
         layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
             return
         if layout.rollout_only and not (self._completes and layout.columns):
-            self._alone = self._alone or (path, layout)  # an error if the run has no files of the trainer
+            self._alone = self._alone or (path, layout)  # `finish` raises an error if all files are like this
             return
         first, known = self._first = self._first or (path, layout)
         if layout is not known:
@@ -141,13 +141,13 @@ _FileStamp = tuple[str, int, int]
 ConversionOutcome: TypeAlias = "pa.Table | DataError | None"
 _file_numbers = count()
 _temporary_folder = cache(make_temporary_folder)
-"""Create one temporary folder, which is removed when the process ends. Later calls return the same folder."""
+"""Return the temporary folder of this process. The first call creates it. It is removed when the process ends."""
 
 
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Replace each file that needs an importer by a table, run by run. With `skip`, errors are not raised."""
+    """Replace each file that needs an importer by a table, run by run. With `skip`, yield errors instead of raising."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:
@@ -174,11 +174,11 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
     return one.location, status.st_size, status.st_mtime_ns
 
 
-@lru_cache(maxsize=8)  # commands open a dump twice
+@lru_cache(maxsize=8)  # some commands open a dump twice
 def _convert_run(
     named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
 ) -> tuple[list[ConversionOutcome], list[str]]:
-    """Convert each file to a table, unless it contributes no sequences. Also return notes."""
+    """Return for each file a table, `None` (no sequences) or, with `skip`, an error. Also return notes for the user."""
     place = os.path.commonpath(named)
     source = ForeignRun(place)
     paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]

@@ -38,7 +38,7 @@ MOST_BYTES = 1 << 34
 _EXPANSION, _SMALL = 64, 1 << 28
 """A compressed archive may expand to its own size times _EXPANSION, plus _SMALL bytes."""
 _FIRST = 1 << 22
-"""The first record of a file must end within this number of bytes."""
+"""A JSONL file is recognized by its first record, which must end within this number of bytes."""
 _DEPTH = 3
 """Maximum number of dimensions of a column: sequences, tokens, and values per token."""
 _TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
@@ -82,7 +82,7 @@ def read_table(path: Path) -> pa.Table:
         return with_prompt_ids(_with_token_ids(with_names_in_file(READERS[path.suffix.lower()](path))))
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror or error})", file=str(path)) from error
-    except pl.exceptions.PanicException as error:  # not an Exception. Damaged files can make polars panic
+    except pl.exceptions.PanicException as error:  # a BaseException that damaged files can cause
         raise DataError(
             f"cannot be read ({first_error_line(error)})", file=str(path), remedy="write it again"
         ) from None
@@ -174,7 +174,7 @@ def _read_csv(path: Path) -> pa.Table:
     try:
         try:
             frame = read()
-        except pl.exceptions.ComputeError:  # perhaps integers above 128 bits
+        except pl.exceptions.ComputeError:  # integers above 128 bits may be the cause
             plain = read(infer_schema=False)
             large = [name for name in plain.columns if plain[name].str.contains(r"^\s*-?\d{38,}\s*$").any()]
             frame = read(schema_overrides=dict.fromkeys(large, pl.String))
@@ -227,7 +227,7 @@ def _read_npz(path: Path) -> pa.Table:
         with np.load(path, allow_pickle=False) as content:
             columns = {name: content[name] for name in content.files}
     except (EOFError, KeyError, NotImplementedError, ValueError, zipfile.BadZipFile, RuntimeError, zlib.error) as error:
-        # zipfile raises NotImplementedError for other compressions and RuntimeError for encrypted entries
+        # zipfile raises NotImplementedError for unknown compression methods, and RuntimeError for encrypted entries
         problem = f"this is not a complete NPZ file ({first_error_line(error)})"
         remedy = "save plain arrays: rows padded to one length, with a response_mask"
         if "allow_pickle" in str(error):
@@ -436,7 +436,7 @@ def with_prompt_ids(table: pa.Table) -> pa.Table:
 PROMPT_LOG_PROBS = "prompt_log_probs"
 """Column with the log-probs of a prompt's tokens, except for the first token, which lacks a log-prob."""
 _WRAPPERS = ("response", "body", "result", "output")
-"""Keys for the response in objects that scripts and batch jobs write, with a response and an id."""
+"""Scripts and batch jobs write objects with an id and a response. Possible keys of the response in such an object."""
 _IDS = ("custom_id", "id", "request_id", "rid", "sequence_id")
 _TOKEN = re.compile(r"token_id:(\d+)")
 
@@ -448,7 +448,7 @@ def is_response(record: Record) -> bool:
 
 
 def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]]:
-    """Return one row per sampled response."""
+    """Return one row per sampled response in the records of an inference engine."""
     rows: list[dict[str, Any]] = []
     for number, record in enumerate(records):
         try:
@@ -520,7 +520,7 @@ def _openai(body: Record) -> Iterator[dict[str, Any]]:
 
 
 def _token_ids(tokens: Sequence[Any]) -> list[int] | None:
-    """Parse texts such as `token_id:123`, which vLLM writes if return_tokens_as_token_ids is set."""
+    """Parse strings such as `token_id:123`, which vLLM writes if return_tokens_as_token_ids is set."""
     matches = [_TOKEN.fullmatch(token) if isinstance(token, str) else None for token in tokens]
     return [int(match[1]) for match in matches if match] if matches and all(matches) else None
 
@@ -547,7 +547,7 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
 
 
 def _pick_log_prob(entry: Any, token: int | None) -> float:
-    """Return the log-prob of the sampled token, which may not be the first token in `entry`."""
+    """Return the log-prob of the sampled `token`. In `entry`, other tokens may come before it."""
     if entry is None or isinstance(entry, (int, float)):
         return _log_prob(entry)
     found = next(iter(entry.values())) if token is None else entry[str(token)] if str(token) in entry else entry[token]
