@@ -1,4 +1,4 @@
-"""Histogram bins, the same for every dump, and sums of capped K3 by rollout probability."""
+"""Histogram bins that are the same for every dump, and sums of capped K3 by rollout probability."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIGNED_BINS = 2 * MAGNITUDE_BINS
 SIGNED_SHIFT = 17
 """Number of low bits of a float32 that do not affect its bin."""
 FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
-"""Bits of the largest float32 below 2^-40, without the sign and without the SIGNED_SHIFT low bits."""
+"""Upper bits (without the sign and the SIGNED_SHIFT low bits) of the largest float32 in the lowest magnitude bin."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
@@ -113,7 +113,7 @@ LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
 def new_layer_table(clusters: int) -> Float64s:
-    """Return zeros [clusters, probability bins, K3 bins, 2]. The last axis is for token counts and sums of K3."""
+    """Return zeros [clusters, probability bins, K3 bins, 2], to add up token counts and sums of K3 (last axis)."""
     return np.zeros((clusters, PROBABILITY_BINS, len(K3_CAPS) + 1, 2))
 
 

@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import MISMATCH_SOURCE, ClampLevel, Correctio
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected tokens. `tokens` [T] is True for the token, and `sequences` [S] is True for its sequence."""
+    """Selected tokens. A token is selected if its flag in `tokens` [T] (None: all) and in `sequences` [S] is True."""
 
     segments: Segments
     sequences: Bools

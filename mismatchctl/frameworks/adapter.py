@@ -279,7 +279,7 @@ REPLAY_DEFAULTS = ReplayOptions()
 
 @dataclass(frozen=True)
 class Replay:
-    """Results of a framework's computation for one training step."""
+    """Results of a replay: what the framework computes for one training step."""
 
     logged: dict[str, float]  # metric name -> value, as the framework logs them for this step
     weights: list[NDArray[np.floating[Any]]] | None  # per row, the weights of all its tokens, 0 for masked tokens

@@ -165,7 +165,7 @@ def _load_meanings(title: str) -> tuple[LoggedMetric, ...]:
 
 
 Sections = dict[str, list[Metric]]
-"""Metrics by section."""
+"""Title of a section -> its metrics."""
 
 FACT_FIELDS = ("unit", "definition", "meaning", "source")
 

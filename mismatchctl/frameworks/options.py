@@ -147,8 +147,8 @@ class PlainFramework(Framework):
     loss_key: str | None = "loss"  # logged name of the loss that `terms` define, or None
     weighs_always: bool = False  # True if every configuration has weights
 
-    traps: Mapping[str, Callable[[Options], bool]] = {}  # conditions of the traps in traps.yaml, by name
-    forms: Sequence[Options] = ()  # templates: options for one weight rule or gate
+    traps: Mapping[str, Callable[[Options], bool]] = {}  # name in traps.yaml -> condition for reporting this trap
+    forms: Sequence[Options] = ()  # options for one weight rule or gate, with LOW and HIGH as its bounds
 
     def __init_subclass__(cls) -> None:
         for key, value in read_table(inspect.getfile(cls), "options.yaml").items():

@@ -109,7 +109,7 @@ def _numbers(version: str) -> list[int]:
 
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
-"""Path of a second block with the same keys, which the V1 trainer of 2026 reads."""
+"""Path of a second block with the keys of `rollout_correction`, which the V1 trainer of 2026 reads."""
 ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
 """Path of the option that bounded weights before verl had rollout corrections. Values of 0 or less disabled it."""
 
