@@ -431,7 +431,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
 
 
 def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
-    """Reject files in which a used column has a different type than in most files of their run."""
+    """Reject a file if the type of a used column differs from the type in most files of its run."""
     remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:

@@ -109,7 +109,7 @@ class Case:
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def with_reading(self, side: str, values: Float64s, sequences: Bools) -> Case:
-        """Return a copy in which `values` [T] replace the log-probs of one side in the flagged `sequences` [S]."""
+        """Return a copy with `values` [T] as the log-probs of one side, but only in the flagged `sequences` [S]."""
         column = np.where(sequences[self.sequence], values, getattr(self, side))
         return self.with_log_probs(rollout=column) if side == "rollout" else self.with_log_probs(train=column)
 
@@ -159,7 +159,7 @@ class Case:
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Return log(|`standard`| + 0.05) for each token [N]. A few very large values hardly change its mean."""
+        """Return log(|`standard`| + 0.05) for each token [N]. A few very large values change its mean only a little."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property

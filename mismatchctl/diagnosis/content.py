@@ -31,7 +31,7 @@ RECORDING_DOUBTS = frozenset({
 
 @dataclass(frozen=True)
 class SequenceHashes:
-    """Hashes of a run's sequences. Equal hashes mean repeated sequences. Of a large run, only the lowest are stored."""
+    """Hashes of a run's sequences. Equal hashes mean repeated sequences. A large run stores only its lowest hashes."""
 
     parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()  # hash, number of valid tokens, file, row
     total: int = 0  # number of sequences with valid tokens
@@ -105,7 +105,7 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
 
 
 def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
-    """Hash the step, prompt id and sequence id of rows. If a row has no sequence id, hash its file and row number."""
+    """Hash the step, prompt id and sequence id of rows. Without a sequence id, hash file and row number instead."""
     ids = rows.columns.get("sequence_id")
     place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
     if ids is None:

@@ -72,7 +72,7 @@ class EvidenceCollector:
     def findings(
         self, run: str, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
-        """Return the findings of a run, strongest first, and the errors of both sides (`None` without a reference)."""
+        """Return the findings of a run, strongest first. If the dump has a reference, also return the sides' errors."""
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)

@@ -235,7 +235,7 @@ def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelS
     A sequence has four terms: 1, its log mismatch, log(number of tokens), and log(mean of 1 - p), where p is the
     trainer's probability. The log mismatch is log(sum of |log ratio| / sum of 1 - p). It is similar in all sequences
     if all logits have equal noise. Each value is the sum over sequences of the outer product of these terms, [4, 4].
-    The column "" stands for all sequences of a step.
+    The column "" contains all sequences of a step.
     """
     some = (levels.finite > 0) & (levels.size > 0)  # if all log-probs are equal, log(0) would be -inf
     counts = levels.finite[some]

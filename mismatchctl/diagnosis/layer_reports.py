@@ -1,4 +1,4 @@
-"""Read layer reports of Miles, SGLang, slime and msprobe, and find the first layer in which the two sides differ."""
+"""Read layer reports of Miles, SGLang, slime and msprobe, and find the first layer that differs between the sides."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -
 
 
 def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
-    """Find the layer in the file names of the tensors, because the record has no field for it."""
+    """Find the layer in the file names of the tensors, because records lack a field for it."""
     texts = str([record.get(key) for key in ("raw_bundle_info", "available_bundle_info")])
     found = _SGLANG_LAYER_TAG.search(texts)
     return int(found[1]) if found else None
@@ -374,7 +374,7 @@ def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
 
 
 def read_msprobe_first(document: Any) -> list[LayerTable] | None:
-    """Read the JSON in which `msprobe -da` lists the first differing calls of each rank."""
+    """Read the JSON file of `msprobe -da` that lists the first differing calls of each rank."""
     if not isinstance(document, Mapping) or not document:
         return None
     for rank, calls in document.items():
@@ -553,7 +553,7 @@ def _find_divergence(rows: Sequence[Tensor]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[Tensor]) -> list[tuple[int, float | None]]:
-    """Return the largest value per layer, or `None` if a tensor of the layer has no value."""
+    """Return (layer, largest value) for each layer. The value is `None` if a tensor of the layer lacks a value."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is not None:

@@ -250,7 +250,7 @@ def _list_notes(rows: Rows, column: float, error: float | None, likeness: float 
 def assign_sides(
     found: Sequence[Finding], evidence: Evidence, files: Mapping[int, str]
 ) -> tuple[list[Finding], Sides | None]:
-    """Add to each finding the side that is wrong. Also return the errors of both sides, if the dump has a reference.
+    """Add to each finding the side that is wrong. If the dump has a reference, also return the errors of the sides.
 
     Each test runs again on two pairs: rollout and reference, then trainer and reference. If a cause appears only in the
     first pair, the rollout is wrong. If it appears only in the second pair, the trainer is wrong.

@@ -181,7 +181,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """Split each sequence where the mean of `values` rises most. Return the split index, a t statistic and the rise."""
+    """Split each sequence at the largest rise of the mean of `values`. Return split index, t statistic and rise."""
     floor = max(0.3 * float(values.var()), 0.03)
     n = case.each(case.counts.astype(np.float64))
     running = np.append(0.0, np.cumsum(values))
@@ -209,7 +209,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Find the shift k of each row for which rollout[i + k] is closest to train[i]. Return k and misfit (1: no fit)."""
+    """Find the shift k of each row that brings rollout[i + k] closest to train[i]. Return k and misfit (1: no fit)."""
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths

@@ -1,4 +1,4 @@
-"""Tests for columns that do not contain the log-probs of the sampled tokens, but for example probabilities."""
+"""Tests for columns with other values than the log-probs of the sampled tokens, such as probabilities."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Find the sign, log base or other factor with which the two sides agree in the largest number of sequences."""
+    """Find the sign, log base or other factor that makes the two sides agree in the largest number of sequences."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)
@@ -285,7 +285,7 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
 
 
 def _find_decimals(values: Float64s) -> int | None:
-    """Return the number of decimals to which nearly all values are rounded."""
+    """Return d if nearly all values are rounded to d decimals."""
     used = values[values < -1e-3]
     most = (1 - _LATTICE_ALL_SHARE) * len(used)
 
@@ -402,7 +402,7 @@ def detect_other_token_recorded(case: Case) -> Detection | None:
 
 
 def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) -> Detection | None:
-    """Find tokens for which one side recorded the log-prob of a more likely token."""
+    """Find tokens whose log-prob on one side belongs to another, more likely token."""
     down = other - own
     if np.count_nonzero(down < -_FAR) < _FEWEST_FAR:
         return None

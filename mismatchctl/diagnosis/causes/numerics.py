@@ -250,7 +250,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
 
 
 def experts_per_layer(experts: np.ndarray) -> int:
-    """Infer the number of experts per layer: the largest number with which no layer contains an expert twice."""
+    """Infer the number of experts per layer: the largest number that leaves no layer with a repeated expert."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, 8 + 1):

@@ -291,8 +291,8 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
     """Return log(top-p) as (low, estimate, high), from tokens that were the sampler's only choice.
 
-    `certain` contains the trainer's log-probs of such tokens. None is below log(top-p), so the smallest is close to it.
-    The interval assumes that the log-probs just above log(top-p) are evenly distributed.
+    `certain` contains the trainer's log-probs of these tokens. They are at least log(top-p), and the smallest is close
+    to it. The interval assumes that they are evenly distributed just above log(top-p).
     """
     ordered = np.sort(certain)
     count = max(1, min(max(len(ordered) // 20, 6), len(ordered) - 1))

@@ -48,7 +48,7 @@ def keep_first_version(case: Case) -> Case:
 
 
 def _match_lag_of_tokens(case: Case) -> Detection | None:
-    """Find rows in which tokens of older versions have a larger mismatch than the other tokens."""
+    """Find rows whose tokens of older versions have a larger mismatch than their other tokens."""
     lag = _lag_of_tokens(case)
     if lag is None or case.reshaped:
         return None
@@ -486,7 +486,7 @@ def correct_for_tests(z: float, tests: int) -> float:
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Return the sums of a column by (step, value), without the values for which an earlier test found a cause."""
+    """Return the sums of a column by (step, value), without the values in `case.left_out`."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
