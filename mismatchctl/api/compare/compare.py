@@ -242,7 +242,7 @@ def permutation_p_values(
 ) -> dict[str, float]:
     """Return a two-sided p-value for each metric, from the same permutation test as in `gate`.
 
-    If both Results contain LAYER_COLUMNS, K3 of most tokens and K3 of few tokens are tested too, not only the mean K3.
+    If both Results contain LAYER_COLUMNS (see core/bins.py), K3 of most and of few tokens is tested, not only the mean.
     """
     reference, other = samples
     if not metrics or not all(map(len, samples)):

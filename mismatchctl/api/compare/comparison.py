@@ -82,11 +82,11 @@ class Change(FiniteModel):
 class Contribution(FiniteModel):
     """The contribution of one part of the data to the change of K3.
 
-    A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens with `low` <= position < `high`
-    (null: no limit), or another quantity. A step or a value has a `label` instead. `tokens` is the part's share of
-    all tokens, and `k3` its mean K3, each in the reference run and in the compared run. `mix` is the change of the
-    run's K3 because `tokens` changed. `level` is the change because `k3` changed. `se` is the standard error of
-    `mix + level` for a step or a value, and of `level` for a bin or without cluster tables in the Results.
+    A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens whose position (or another
+    quantity) is from `low` to below `high`, where null means no limit. A step or a value has a `label` instead.
+    `tokens` is the part's share of all tokens, and `k3` its mean K3, each in the reference run and in the compared
+    run. `mix` is the change of the run's K3 because `tokens` changed, and `level` because `k3` changed. `se` is the
+    standard error of `mix + level` for a step or a value. For a bin, or without cluster tables, it is that of `level`.
     """
 
     label: Label = None
@@ -136,8 +136,8 @@ class Decomposition(FiniteModel):
 class Contrast(FiniteModel):
     """One run compared with the reference run. `paired` describes the clusters that the two runs share.
 
-    `changes` contains the mismatch metrics by key, such as `k3`. `corrections` contains the metrics of each correction
-    with the same definition in the two runs. `says` contains the sentences of the summary.
+    `changes` contains the change of each mismatch metric, such as `k3`. `corrections` contains the same for metrics of
+    each correction that has the same definition in the two runs. `says` contains the sentences of the summary.
     """
 
     other: str

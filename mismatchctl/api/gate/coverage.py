@@ -44,7 +44,7 @@ def find_incompatibility(
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Limits for the checks in this module. If a limit is exceeded, the verdict is undecided."""
+    """Limits for the checks in this module. If a limit is exceeded, the check is undecided."""
 
     max_skipped: float = 0.01  # allowed share of bad sequences, tokens or files, and of repeated sequences
     max_missing: float = 0.05  # allowed share of the baseline's steps, or of its responses, that the dump lacks
@@ -135,7 +135,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files. Guess the rows of unreadable files from their size."""
+    """Check the shares of skipped sequences, tokens and files. Estimate the rows of unreadable files by size."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -263,7 +263,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
 
 
 def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSample, ClusterSample]:
-    """Return the clusters of `run` and `accepted`. If only `accepted` has merged clusters, merge `run` too."""
+    """Return the clusters of two runs. If `accepted` is saved with merged clusters, merge the clusters of `run` too."""
     sample, other = build_run_sample(run), build_run_sample(accepted)
     if accepted.clusters.folded and not run.clusters.folded and len(other) and int(other.keys.max()) < OVERALL_CAP:
         sample = ClusterSample.merge(sample.keys % np.uint64(OVERALL_CAP), sample.names, sample.sums)

@@ -137,7 +137,7 @@ _FEW_TOKENS_REASON = (
     "above the limit because of a few tokens. Their effect cannot be judged with this number of sequences"
 )
 _FAR_FACTOR = 3.0
-"""If only a few tokens exceed the limit, and not significantly, the value may reach this multiple of the limit."""
+"""A check passes up to this multiple of its limit if only a few tokens cause the excess, and it is not significant."""
 _DILUTED_REASON = "above the limit on the baseline's prompts, but the dump's other prompts hide this rise"
 _DIFFERENT_TOKENS_REASON = "the dump lacks the tokens of the baseline. Score the same prompts and responses again"
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"

@@ -80,7 +80,7 @@ class _SimulatedGate:
             for each, place in zip((sample, baseline), places, strict=True):
                 sums = each.sums[:, [each.columns[name] for name in names]]
                 blocks += [_fold_rows(sums[place], fold), _fold_rows(np.delete(sums, place, axis=0), fold)]
-        sums, self._shared = np.concatenate(blocks), len(blocks[0])  # rows that dump and baseline share come first
+        sums, self._shared = np.concatenate(blocks), len(blocks[0])  # the shared clusters come first
         self._second = 0 if baseline is None else len(blocks[0]) + len(blocks[1])  # the baseline's first row
         self._sample = ClusterSample(np.arange(len(sums), dtype=np.uint64), tuple(names), sums)
         self._layers = K3Layers.from_sample(self._sample) if is_layered(metric, lower=False) else None

@@ -97,7 +97,7 @@ FORMAT = 2
 METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 """The table `Sweep.overall` has a column `<key>_se` with the standard error of each of these metrics."""
 OVERALL_SCOPE = "overall"
-"""The column `scope` for a whole run. It is `group` for a step, and the column's name for a `--by` value."""
+"""Value of column `scope` for a whole run. It is `group` for a step, and the column's name for a `--by` value."""
 GROUP_SCOPE = "group"
 MET_EVERYWHERE = "met at every threshold"
 """`SolvedThreshold.status` starts with this text if every tried threshold meets the target."""

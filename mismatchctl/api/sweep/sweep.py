@@ -551,7 +551,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
-    """Return the metrics at the threshold of each target, computed in one more pass. If it has no threshold: {}."""
+    """Return the metrics at the threshold of each target, computed in one more pass ({} without a threshold)."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:
