@@ -86,7 +86,7 @@ class Contribution(FiniteModel):
     quantity) is from `low` to below `high`, where null means no limit. A step or a value has a `label` instead.
     `tokens` is the part's share of all tokens, and `k3` its mean K3, each in the reference run and in the compared
     run. `mix` is the change of the run's K3 because `tokens` changed, and `level` because `k3` changed. `se` is the
-    standard error of `mix + level` for a step or a value. For a bin, or without cluster tables, it is that of `level`.
+    standard error of `mix + level` for a step or a value. For a bin, or without cluster tables, it refers to `level`.
     """
 
     label: Label = None
@@ -261,7 +261,7 @@ def judge_contrast(contrast: Contrast) -> ContrastStatus:
 
 
 def contrast_headline(contrast: Contrast) -> str:
-    """Return one sentence: whether the run is worse or better, and by how much."""
+    """Return the summary: whether the run is worse or better, and by how much."""
     found = judge_contrast(contrast)
     change = contrast.changes.get(found.key, UNMEASURED_CHANGE)
     if change.difference is None:

@@ -134,7 +134,7 @@ class Sweep(View):
     - `targets`: the thresholds that meet the requested targets, such as 1% rejected tokens.
     - `forecasts`: the requested predictions, such as for longer responses.
     - `by`: the columns of the dump that `groups` is broken down by.
-    - `summary`: for each run, sentences about the points that reject the fewest tokens, and about the targets.
+    - `summary`: for each run, a list of lines on the points that reject the fewest tokens and on the targets.
     """
 
     studies: tuple[Study, ...]
