@@ -184,7 +184,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the p-value at which a share `level` of dumps without a rise fails. `null` contains their z-scores."""
+    """Return the limit for p-values that fails a share `level` of dumps without a rise (`null`: their z-scores)."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -203,7 +203,7 @@ def detectable_factor(
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number from 1 to `most` that `found` accepts (up to 0.5% too large), or None."""
+    """Return the smallest number from 1 to `most` that `found` accepts (up to 0.5% too large), if there is one."""
     low, high = 1.0, 2.0
     while not found(high):
         if high >= most:
