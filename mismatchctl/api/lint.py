@@ -152,8 +152,8 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator
     for name, place, what in () if _records_mask(native) else changes:
         if name not in table["trainer_applies"]:
             consequence = (
-                f"{what}, and the trainer scores without it: the correction takes this for a mismatch or, if the "
-                "engine records log-probs before it, corrects the wrong one"
+                f"{what}, but not the trainer's log-probs. The correction treats this difference as a mismatch. If "
+                "the engine's log-probs lack the setting too, its ratios are wrong"
             )
             fix = f"set it to its neutral value for training rollouts{', ' + _REPLAY if name in _TRUNCATIONS else ''}"
             yield LintMessage("warning", place, consequence, fix, source)

@@ -75,10 +75,10 @@ def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextSte
         "hook": f"score these sequences in one prefill with {against}, each with `{_HOOK_VARIABLES} "
         "DUMPER_DIR=DIR`. Each run writes all layers to its folder",
         "compare": f"`{COMPARE_COMMAND}` writes TARGET/comparator_report.jsonl",
-        "msprobe": f'instead of hook and compare: dump each side with "task": "tensor" in msprobe\'s config.json, then '
-        f"`{_MSPROBE}`",
+        "msprobe": 'with msprobe instead of hook and compare: dump each side with "task": "tensor" in its config.json, '
+        f"then `{_MSPROBE}`",
         "read": "`mismatchctl diagnose DUMPS --layers TARGET` names the first bad tensor. For msprobe, pass OUT "
-        "instead",
+        "instead of TARGET",
     }
     return [NextStep.of(name, text) for name, text in steps.items()]
 
@@ -261,7 +261,7 @@ def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
     copies = record.get("replicated_checks")
     checks = [check for check in copies if isinstance(check, Mapping)] if isinstance(copies, Iterable) else []
     same = all(check.get("passed") is True for check in checks)
-    return value, "" if same else "copies on ranks that should be equal differ"
+    return value, "" if same else "the copies on several ranks differ, but should be equal"
 
 
 def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -> Tensor:
@@ -709,7 +709,7 @@ def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
         return f"{asked}. The values of this report are not relative, so they cannot be compared with the dump"
     if last == 0:
         after = "look for a fault after the layers (logits, sampling parameters, masks, weights)"
-        return asked if high == 0 else f"{asked}. The layers are equal and cannot cause this noise, so {after}"
+        return asked if high == 0 else f"{asked}. The layers do not differ and cannot cause this noise, so {after}"
     needed = high / last
     said = (
         f"{asked}. The last layers differ by {last:.2g}, which causes this noise if the logits of a token "
@@ -717,12 +717,12 @@ def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
     )
     if needed > USUAL_LOGIT_SPREAD[1]:
         return (
-            f"{said}. In language models, it is smaller, so the layers explain only part of the noise. Look for "
-            "a second "
-            "cause"
+            f"{said}. In language models, this deviation is smaller, so the layers explain only part of the noise. "
+            "Look for a second cause"
         )
     if needed < USUAL_LOGIT_SPREAD[0]:
         return (
-            f"{said}. In language models, it is larger, so the compared runs differ more than the two sides of the dump"
+            f"{said}. In language models, this deviation is larger, so the compared runs differ more than the two "
+            "sides of the dump"
         )
-    return f"{said}. This is usual in language models, so the layers explain the noise of the dump"
+    return f"{said}. This deviation is usual in language models, so the layers explain the noise of the dump"

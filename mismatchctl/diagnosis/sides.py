@@ -291,7 +291,7 @@ def _make_reference_finding(sides: Sides, named: Sequence[str]) -> Finding:
     return Finding(
         cause="faulty_reference",
         confidence="medium" if named else "low",
-        title="The reference, or both sides alike",
+        title="The reference, or both sides with the same error",
         summary=f"The reference differs from both sides by {far:.2g} nats (root mean square), and the two sides differ "
         f"from each other by {sides.gap_rms:.2g} nats{shows}. Either the reference is wrong, or both sides have "
         "the same error.",

@@ -114,7 +114,7 @@ def classify_k3(k3: Value | None) -> K3Standing:
         return K3Standing(range=name, text=RANGE_TEXTS[name])
     name = next((name for name, end in ends.items() if value < end), "above")
     sure = k3.se is None or all(abs(value - end) >= 2 * k3.se for end in ends.values())
-    across = "" if sure else "; the standard error is too large to exclude the neighboring range"
+    across = "" if sure else "; within its standard error, K3 may also be in the next range"
     return K3Standing(range=name, sure=sure, text=f"{RANGE_TEXTS[name]}{across}")
 
 
@@ -122,13 +122,13 @@ def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> Basel
     before = run.overall.metrics.get("k3")
     now, then = (None if value is None else value.value for value in (k3, before))
     if not now or not then:
-        return BaselineRatio(baseline=path, k3=then, text=f"the baseline's is {format_number(then)}")
+        return BaselineRatio(baseline=path, k3=then, text=f"the baseline's K3 is {format_number(then)}")
     parts = [value.se / value.value for value in (k3, before) if value and value.se and value.value]
     error, factor = math.hypot(*parts), now / then
     low, high = ends = factor * math.exp(-INTERVAL_Z * error), factor * math.exp(INTERVAL_Z * error)
     text = f"{format_number(factor)} times the baseline's {format_number(then)}"
     text += f" ({format_number(low)} to {format_number(high)})"
-    text += ": no change beyond the standard errors" if abs(math.log(factor)) <= ONE_SIDED_Z * error else ""
+    text += ": no significant change" if abs(math.log(factor)) <= ONE_SIDED_Z * error else ""
     return BaselineRatio(baseline=path, k3=then, factor=factor, interval=ends, text=text)
 
 
@@ -165,7 +165,7 @@ def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
     if growth.factor is not None:
         facts.append(Fact(name="growth", value=growth.factor, interval=growth.interval, meaning="K3 after / before"))
     if growth.onset is not None:
-        facts.append(Fact(name="onset", value=growth.onset, meaning="first step that differs from the level before"))
+        facts.append(Fact(name="onset", value=growth.onset, meaning="first step with another K3 than earlier steps"))
     cause = headline_finding(run.findings)
     # The errors of steps with few prompts are too small, so that steps of a healthy run look uneven.
     harmless = cause is not None and cause.cause in HARMLESS_CAUSES and cause.confidence != "low"
@@ -308,7 +308,7 @@ def left_out_facts(left_out: Sequence[SkippedData]) -> list[str]:
     counts = Counter[tuple[str, str]]()
     for item in left_out:
         if item.reason == MASKED_TOKENS:
-            counts["token", "of train probability 0" if item.example.endswith("-inf") else "masked"] += item.count
+            counts["token", "with train probability 0" if item.example.endswith("-inf") else "masked"] += item.count
         else:
             counts["file" if item.reason == "file" else "sequence", "left out"] += item.count
     return [f"{format_count(count, kind)} {what}" for (kind, what), count in counts.items()]
@@ -324,7 +324,7 @@ def _skipped_data_note(item: SkippedData) -> str:
     if item.reason == MASKED_TOKENS:
         if item.example.endswith("-inf"):
             count = format_count(item.count, "token")
-            return f"{item.file}: {count} of train probability 0: means ignore them, vetoes count them"
+            return f"{item.file}: {count} with train probability 0: means leave them out, vetoes count them"
         return f"masked in {item.file}: {format_count(item.count, 'token')} without a value in {item.example}"
     return f"left out of {item.file}: {format_count(item.count, 'sequence')}, {item.reason} (first: {item.example})"
 

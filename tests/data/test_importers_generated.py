@@ -196,7 +196,7 @@ def test_invalid_log_probs_are_converted_but_refused_by_commands(
         if (means, value) == ("train", float("-inf")):  # the trainer's probability is 0, which is possible
             reported = json.loads(run("analyze", place, "--json", code=0).stdout)["provenance"]["left_out"]
             assert [(item["count"], item["example"].endswith("of -inf")) for item in reported] == [(1, True)]
-            assert "1 token of train probability 0" in run("analyze", place, code=0).stdout
+            assert "1 token with train probability 0" in run("analyze", place, code=0).stdout
             continue
         done = run("analyze", place, code=4, COLUMNS="1000")
         assert done.stderr.startswith(f"error: {place}, row 1, column {means}")

@@ -62,7 +62,7 @@ def test_k3_class_names_its_range() -> None:
     assert text(1e-4) == "normal for a dense model"
     assert "normal for an MoE" in text(1e-2, 1e-4)
     assert text(5.0) == "high for every kind of model"
-    assert text(1.1e-3, 1e-4).endswith("the neighboring range")
+    assert text(1.1e-3, 1e-4).endswith("the next range")
 
 
 def test_a_jump_is_found_at_its_step() -> None:
@@ -274,7 +274,7 @@ def test_k3_shows_its_interval_and_the_baseline() -> None:
     assert facts["over_baseline"].interval == pytest.approx((4 * math.exp(-spread), 4 * math.exp(spread)))
     assert first.level == "bad" and "4.00 times the baseline's 1.00e-4" in first.text
     summarize_runs(result, ("night.json", result))
-    assert "no change beyond the standard errors" in get_summary(result.runs["run-a"]).answers[0].text
+    assert "no significant change" in get_summary(result.runs["run-a"]).answers[0].text
 
 
 @pytest.mark.parametrize(("error", "level"), [(0.05, "bad"), (0.09, "bad"), (0.12, "fair")])
@@ -285,7 +285,7 @@ def test_a_rise_is_judged_by_a_one_sided_bound(error: float, level: str) -> None
     before.runs["run-a"].overall.metrics["k3"] = Value(value=1e-4, se=1e-4 * error)
     summarize_runs(result, ("night.json", before))
     first = get_summary(result.runs["run-a"]).answers[0]
-    assert (first.level == "bad", "no change beyond" in first.text) == (level == "bad", level != "bad")
+    assert (first.level == "bad", "no significant change" in first.text) == (level == "bad", level != "bad")
 
 
 def test_a_baseline_of_other_runs_is_not_compared() -> None:

@@ -432,7 +432,7 @@ def _find_limits(case: _Case) -> tuple[float, float, float] | None:
     baseline = case.accepted.recorded(case.target.key, case.target.correction)
     check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
     if baseline.value is None:
-        check.reason = f"the baseline lacks this value: {baseline.status}"
+        check.reason = f"the baseline lacks {check.metric}: {baseline.status}"
         return None
     if baseline.interval is None:
         check.reason = "the baseline lacks a 95% interval of this percentile. Save a new baseline"

@@ -32,8 +32,8 @@ FIRST_BASELINE_HEADLINE = "baseline recorded. Commit the file, so that later dum
 STATISTIC_REASONS = {
     "bulk": "K3 of most tokens (the bulk) is beyond its limit",
     "shoulder": "K3 of many tokens (the shoulder) is beyond its limit",
-    "evened": "K3 with more weight on confident tokens (evened) is beyond its limit",
-    "lost": "more tokens have a large log ratio than in the baseline, and the rules do not allow this",
+    "evened": "K3 with more weight on tokens with a probability near 1 (evened) is beyond its limit",
+    "lost": "more tokens than in the baseline have a very large log ratio, and the rules do not allow this",
 }
 """Statistic of K3 -> the reason why a check fails if this statistic exceeds its limit, but the mean of K3 does not."""
 

@@ -454,7 +454,7 @@ def describe_check(check: BackTest) -> str:
     noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # mean |error| that noise alone causes
     return (
         f"Check on this dump: the first {check.start:,} tokens predict the rejection at {lengths} tokens "
-        f"with a mean error of {100 * check.error:.1f} points. Noise alone gives {100 * noise:.1f} points."
+        f"with a mean error of {100 * check.error:.1f} percentage points. Noise alone gives {100 * noise:.1f}."
     )
 
 

@@ -335,7 +335,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
         f"the difference fades: it is {times:.3g} times larger at {where} than late in the response. "
         + ("The two sides saw different contexts" if clear else _LIKE_WEIGHTS),
         evidence=(
-            make_fact("slope", slope, "slope of log |difference| per doubling of the distance: below 0 if it fades"),
+            make_fact("slope", slope, "slope of log |difference| per doubled distance from the start: < 0 if it fades"),
             make_fact("z", z, "slope of log |difference|, in standard errors"),
             make_fact("early_over_late", times, fades, against=not clear),
             make_fact("ratio_mean_minus_one", ratio.excess, against=abs(ratio.z) > 5),

@@ -125,8 +125,8 @@ class Quantity(str, Enum):
     WEIGHT = "weight"
     ABOVE = "whether the weight exceeds the upper bound"
     BELOW = "whether the weight is below the lower bound"
-    REJECTED = "whether it is rejected"
-    CATASTROPHIC = "whether the veto's bound is undercut"
+    REJECTED = "whether the token is rejected"
+    CATASTROPHIC = "whether the ratio is below the veto's bound"
     LOSS = "policy loss"
     CLIPPED = "whether PPO's clip decides the loss"
 

@@ -444,7 +444,7 @@ def _kl_metrics(kind: str, unbiased: bool) -> Iterator[Metric]:
             f"ref_{kind}{suffix}{ending}",
             f"KL to the reference policy: {kind}{', unbiased' if unbiased else ''}, {aggregation}",
             "nats/token" if aggregation != "seq-mean-token-sum" else "nats",
-            f"{weighted}, x = current minus ref log-prob (train minus ref without current log-probs): {words}",
+            f"{weighted}, x = current minus ref log-prob (or train minus ref, if the dump lacks current): {words}",
             "The penalty that the trainer would compute" + (
                 ", weighted by current / train so that its gradient equals the gradient of the KL (DeepSeek-V3.2)."
                 if unbiased else ", biased if the policy has moved since sampling."

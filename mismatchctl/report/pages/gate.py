@@ -152,7 +152,7 @@ def _check_card(check: api.Check) -> doc.Card:
 def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.Document:
     section = doc.Section("", "plan")
     if not needs:
-        title = "no rule to plan for: --plan needs a rule on the increase of a mean, such as k3:increase=25%"
+        title = "--plan needs a rule on the increase of a mean, such as k3:increase=25%"
         return doc.Document(doc.Headline(title, status="CHECK"))
     rise, most = f"{100 * needs[0].regression:g}%", max(need.sequences or 0 for need in needs)
     title = f"with {most:,} sequences in each dump, the gate finds a rise of {rise} in at least 4 of 5 cases"
