@@ -28,7 +28,7 @@ SHORT_TITLES = {
 ERRORS = "± is half the width of the 95% interval. If the interval is skewed, its ends are in brackets"
 MAX_ROWS = 200
 MAX_RUNS = 14
-SUMMARY_LENGTH, ADVICE_LENGTH, NOTE_LENGTH = 200, 130, 140
+SUMMARY_LENGTH, NOTE_LENGTH = 200, 140
 
 
 def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:

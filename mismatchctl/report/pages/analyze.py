@@ -171,7 +171,7 @@ def _cause_rows(cause: Finding, findings: Sequence[Finding]) -> Iterator[_Row]:
     else:
         yield "cause", f"{form.cut_phrase(cause.summary, tables.SUMMARY_LENGTH).rstrip('.')} ({sure})"
     if cause.cause not in HARMLESS_CAUSES:
-        yield "do", form.cut_phrase(summary.first_sentence(cause.advice), tables.ADVICE_LENGTH)
+        yield "do", form.cut_phrase(summary.first_sentence(cause.advice), tables.SUMMARY_LENGTH)
     titles = [
         f"{found.title}{'' if found.share_k3 is None else f' ({percent(found.share_k3)} of K3)'}"
         for found in findings

@@ -79,8 +79,9 @@ def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> I
     first = summary.headline_finding(findings) or (findings[0] if findings else None)
     if first is None:
         return
+    long = ("found", "do") if len(findings) < 4 else ("found",)
     for heading, text in _finding_lines(first, brief=True):
-        yield heading, form.cut_phrase(text, tables.SUMMARY_LENGTH * (1 + (heading == "found")))
+        yield heading, form.cut_phrase(text, tables.SUMMARY_LENGTH * (1 + (heading in long)))
     if name in found.sides:
         yield "side", form.cut_phrase(found.sides[name].summary, tables.NOTE_LENGTH)
     others = [one for one in findings if one is not first]
