@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def diagnose(paths: Sequence[DumpSource], *, by: Sequence[str] = (), **options: Unpack[ReadOptions]) -> Diagnosis:
     """Find the causes of the mismatch in each run. Invalid values, such as NaN, do not raise errors but are evidence.
 
-    For each column in `by`, such as `worker`, also find the values with another mismatch than the other values.
+    For each column in `by`, also find values whose mismatch differs from the rest, such as one worker.
     """
 
     @cache

@@ -65,7 +65,7 @@ def weights(
     ([[1.0, 2.0]], [[True, True]])
 
     Args:
-        rollout: Log-probs of the rollout engine in nats: array or tensor [sequences, tokens], nested tensor or list.
+        rollout: Rollout log-probs in nats: an array or tensor [sequences, tokens], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the layout of `rollout`.
         mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
         correction: A preset, a file, a mapping or a Correction. Example: `{"weight": {"clip": [0.5, 2.0]}}`.
@@ -222,8 +222,8 @@ def chi2(
 ) -> float:
     """Return the mean of the squared importance ratios, minus 1.
 
-    The value estimates the chi-squared divergence of the trainer from the rollout engine. If both sides have equal
-    log-probs, the value is 0.
+    The value estimates the chi-squared divergence of the trainer from the rollout engine. If the two have
+    equal log-probs, the value is 0.
 
     >>> round(mm.chi2([[-1.0, -2.0]], [[-1.1, -2.0]]), 5)
     -0.09063

@@ -29,7 +29,7 @@ Returned = TypeVar("Returned")
 
 
 def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
-    """Decorate a public function: errors about unknown keywords suggest a known keyword, and BLAS uses one thread."""
+    """Decorate a public function: an unknown keyword raises an error with a suggestion, and BLAS uses one thread."""
     names = [name for name, one in signature(function).parameters.items() if one.kind != one.VAR_POSITIONAL]
 
     @wraps(function)
@@ -76,7 +76,7 @@ StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
 Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
 """One number per token: an array or tensor [sequences, tokens], a nested tensor, a list of rows, or a list column."""
 Columns: TypeAlias = Mapping[str, Values]
-"""Column name -> values. Short names are allowed, such as `rollout` for `rollout_log_probs` (SHORT_NAMES)."""
+"""Column name -> values. Short names are allowed: `rollout`, `train` and `current` for `..._log_probs`, and `mask`."""
 Table: TypeAlias = Union[ArrowTable, PandasTable, "pl.LazyFrame", FormattedDataset, Columns]
 """A table with one row per sequence."""
 Source: TypeAlias = StrPath | Table
@@ -145,7 +145,7 @@ def make_memory_table(source: object, title: str = "the table in memory", number
             return MemoryTable.of(table, title, number)
     except (NotImplementedError, OverflowError, TypeError, ValueError, pa.ArrowException, PolarsError) as error:
         # a streamed dataset of Hugging Face raises NotImplementedError when its rows are read
-        message = error.args[-1] if error.args else type(error).__name__  # pyarrow names the column last
+        message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last argument names the column
         why = str(message).partition("\n")[0]
         raise ConfigError(f"cannot convert {kind_of(source)} to a table: {why}") from None
     wanted = "a path, a table (polars, pandas or Arrow) or a mapping of columns"

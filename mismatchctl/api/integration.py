@@ -1,6 +1,6 @@
 """Code snippets that record log-probs in a framework, and the places in the framework's code for them.
 
-The snippets are the Python blocks in docs/integrations/FRAMEWORK.md. docs/integrations/places.yaml contains the lines.
+The snippets are the Python blocks in docs/integrations/FRAMEWORK.md. docs/integrations/places.yaml contains the places.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Edit:
         return len(text) if end < 0 else end + 1
 
     def apply(self, text: str) -> str:
-        """Return `text` with the code inserted. It gets the indentation of the line that follows."""
+        """Return `text` with the code inserted. The code gets the indentation of the next line."""
         at = self.find(text)
         if at is None:
             raise ConfigError(
@@ -70,7 +70,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Integration:
-    """The edits that add recording code to a framework."""
+    """The edits that insert recording code into the source files of a framework."""
 
     name: str
     packages: tuple[str, ...]

@@ -183,7 +183,7 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Find the mismatch metrics in logs and measure their trends. Equal run names get the log's path as a prefix."""
+    """Find the mismatch metrics in logs and their trends. Equal run names get the path of the log as a prefix."""
     found: list[tuple[str | Path, LoggedRun]] = []
     count = 0
     for path in paths:

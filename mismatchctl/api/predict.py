@@ -1,4 +1,4 @@
-"""Predict rejection and ESS of corrections outside the dump: for a new batch, later steps, longer responses."""
+"""Predict rejection and ESS of corrections for data that the dump lacks: new batches, later steps, long responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STANDARD_NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class BackTest:
-    """K tests of the prediction on the dump. Each compares a predicted with an observed fraction of rejections."""
+    """A test of a prediction on the dump: K predicted fractions of rejected responses, and the observed fractions."""
 
     start: int  # the prediction only uses the first `start` tokens of each response
     lengths: tuple[int, ...]  # response length of each comparison, in tokens [K]
@@ -64,7 +64,7 @@ class BackTest:
 class Prediction:
     """A predicted metric, such as the rejected share of a new batch."""
 
-    question: str  # the data it is for, such as "a batch of 64 sequences"
+    question: str  # data that the prediction is for, such as "a batch of 64 sequences"
     quantity: str  # key of the metric, such as `rejected_sequences`
     value: float | None
     interval: tuple[float, float] | None  # central 95% interval
@@ -96,7 +96,7 @@ class SequenceSample:
     """A sample of S sequences of a dump."""
 
     run: NDArray[Any]
-    step: Hashes  # hash of the step of each sequence
+    step: Hashes  # hash of the step of each sequence [S]
     cluster: Hashes  # hash of (step, prompt), or of (step, sequence) if the dump lacks prompts
     tokens: Ints  # number of valid tokens of each sequence
     kept: Float64s  # per sequence, the number of tokens that each correction keeps [S, corrections]
@@ -243,7 +243,7 @@ def predict_fresh_batch(
     *,
     is_folded: bool,
 ) -> FreshBatch:
-    """Predict which share of tokens a correction will reject in a new batch. The batch is as large as one step.
+    """Predict which share of tokens a correction will reject in a new batch. The batch is as large as an average step.
 
     The prediction continues the trend of `shares`, the rejected share of each step. With fewer than MIN_TREND_STEPS
     steps, or if all shares are 0 or all are 1, batches of the dump's prompts are simulated instead. Each row of `table`
@@ -266,7 +266,7 @@ def predict_fresh_batch(
 def _predict_batch(
     table: Float64s, clusters: Hashes, steps: Ints, per_cluster: float, sequences: int, purpose: str
 ) -> tuple[float, tuple[float, float], bool]:
-    """Return the predicted rejected fraction, its interval, and True if the fraction differs significantly by step."""
+    """Return the rejected fraction, its interval, and True if the fraction differs significantly between steps."""
     differ = steps_differ(table, steps, cluster_generator(clusters, "permutation"))
     own = steps if differ else np.zeros_like(steps)
     draws = _draw_batches(table, own, per_cluster, sequences, cluster_generator(clusters, purpose))
@@ -332,7 +332,7 @@ def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> b
         return np.asarray(((values @ one_hot) ** 2 / one_hot.sum(axis=0)).sum(axis=-1))
 
     limit, as_large = between(residual) * (1 - 1e-12), 1
-    for _ in range(0, STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE):  # ends early if p is clearly too large
+    for _ in range(0, STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE):  # stops early if the p-value is clearly too large
         orders = np.stack([random.permutation(len(steps)) for _ in range(_PERMUTATIONS_AT_ONCE)])
         as_large += int((between(residual[orders]) >= limit).sum())
         if as_large >= STEP_SIGNIFICANCE * (STEP_PERMUTATIONS + 1):
@@ -423,7 +423,7 @@ _ZERO_BIAS_SHARE = 0.01  # if the bias does not grow in this share of the replic
 
 
 def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
-    """For each bootstrap replicate, predict the summed log ratio of each sequence at `length` tokens [R, S]."""
+    """For each replicate, predict the summed log ratio that each sequence would have at `length` tokens [R, S]."""
     log_ratio, k3, excess = np.moveaxis(sample.sums[:, -1], 1, 0)
     tokens = sample.tokens.astype(np.float64)
     small = k3.sum() < _MAX_K3 * tokens.sum()
@@ -483,7 +483,7 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """Return the data of the fit for P pairs of response parts: target [S, P], design [S, P, 4] and weights [P]."""
+    """Return the data of a fit to P pairs of response parts: target [S, P], design [S, P, 4] and weights [P]."""
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
     starts = np.concatenate([np.zeros((len(sample), 1)), ends[:, :-1]], axis=1)
@@ -582,14 +582,14 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""Minimum number of sequences for a prediction, and of long enough sequences to check it."""
+"""A prediction needs this number of sequences. Its check needs this number of sequences that are long enough."""
 _LENGTH_MODEL = (
     "the log ratio of a sequence changes by minus K3 per token on average (plus bias beyond noise). Its deviation is "
     "the sum of noise, which grows with the square root of the length, and bias, which grows with the length. Each "
     "sequence has its own rate of tokens outside a bound. The interval is for the number of responses in the dump"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
-"""Smallest assumed error in probits per doubling of the length: for gates on sums, and for gates on min or max."""
+"""Smallest assumed error in probits per doubling of the length: for gates on sums, and gates on min or max."""
 MAX_INTERVAL_WIDTH = 0.9
 """If the 90% interval of a prediction is wider, the prediction is not shown."""
 _LARGE_MISS = 0.10

@@ -191,7 +191,7 @@ class UnitBatches:
 
 
 BatchTask = Callable[[UnitBatches, str], Any]
-"""A function of (batches of one block of rows, run of the rows without a run name), which computes a result."""
+"""A function of (batches of one block of rows, run name for rows without one), which returns a partial result."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class DumpReading:
         return cls(dump, corrections, **options)
 
     def parts(self, work: BatchTask) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """Yield the result of `work` for each part, and a function that is True if later parts may continue a step."""
+        """Yield the result of `work` for each part, and a `GroupMayGrow` function about the parts that follow."""
         may_grow, done, progress = _find_open_groups(self.dump.units), 0, self.options.get("progress")
         size = self._numbered_size
         micro_batches = None if size is None else number_micro_batches(self.dump, size)

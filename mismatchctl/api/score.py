@@ -132,7 +132,7 @@ class ScoreSettings:
 
 
 def hash_checkpoint(folder: Path) -> str:
-    """Hash config.json, and of each weight file the name, size, first MiB and last MiB."""
+    """Return a hash of config.json, and of the name, size, first MiB and last MiB of each weight file."""
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
         kinds = "config.json and *.safetensors"

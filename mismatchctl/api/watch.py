@@ -118,7 +118,7 @@ class DumpWatcher:
         return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, self.unfinished, left_out)
 
     def _find_complete_files(self) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return complete and unfinished files. A file without a footer is complete if it is as at the last check."""
+        """Return complete and unfinished files. A file without a footer is complete once it stops changing."""
         try:
             found, _ = discover_files(self.paths)
         except DataError:

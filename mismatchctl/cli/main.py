@@ -30,7 +30,7 @@ COMMANDS = {
     "report": "mismatchctl.cli.reports", "schema": "mismatchctl.cli.reference", "metrics": "mismatchctl.cli.reference",
     "lint": "mismatchctl.cli.reference", "doctor": "mismatchctl.cli.reference", "presets": "mismatchctl.cli.reference",
 }  # fmt: skip
-"""The module of each command, in the order of the help."""
+"""Command -> its module, in the order in which `mismatchctl --help` lists the commands."""
 EXIT_BROKEN_PIPE = 141
 """Exit code if the reader of stdout closed the pipe, as in shells (128 + SIGPIPE). Exit code 1 would mean a bug."""
 
@@ -248,13 +248,13 @@ def __getattr__(name: str) -> typer.Typer:
 def main() -> None:
     install_handlers()
     _reopen_closed_streams()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the threads that read a dump use all cores
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # reader threads already use all cores
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would search all packages for plugins
     try:
         verb = sys.argv[1:2]
         alone = verb and verb[0] in COMMANDS and not has_settings()  # to check settings, load all commands
         build_app(*(verb if alone else COMMANDS))(obj={} if alone else None)
-    except OSError as error:  # raised while typer prints, such as a full disk
+    except OSError as error:  # raised while typer prints, for example if the disk is full
         sys.exit(_report_os_error(error))
     except SystemExit:
         if _NamedStdout.reader_closed:  # rich exits with 1 if the pipe closes while it prints help

@@ -70,7 +70,7 @@ class InputOptions(PairOptions):
 
     @property
     def words(self) -> list[str]:
-        """Return the command-line arguments for the same data, to suggest another command for it."""
+        """Return these options as command-line arguments, to suggest another command for the same data."""
         sides = self.sides()
         on = ["--on", self.on] if self.on else []
         return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]

@@ -29,7 +29,7 @@ PIPED_WIDTH, MIN_WIDTH = 140, 40
 
 @contextlib.contextmanager
 def write_together(quiet: bool) -> Iterator[None]:
-    """Put all files that the block writes in place at its end. If an error occurs, no file changes."""
+    """All files that this block writes appear at its end. If an error occurs, no file is changed."""
     from mismatchctl.io.files import replace_together
 
     with replace_together() as places:
@@ -215,7 +215,7 @@ def _check_output_path(place: Path) -> None:
     if str(place) == "-":
         raise ConfigError("this output cannot be written to stdout (-); choose a file")
     require_local_path(place)
-    if not os.path.isdir(place.parent):  # Path.is_dir raises if a parent folder is not accessible
+    if not os.path.isdir(place.parent):  # Path.is_dir may raise if a parent folder is not accessible
         raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
     if not os.access(place.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{place}: no permission to write to the folder {place.parent}; choose another folder")

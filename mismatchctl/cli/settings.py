@@ -30,7 +30,7 @@ def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
 
 
 def has_settings() -> bool:
-    """Return True if a settings file or variable sets a default, or if the file cannot be read (reported later)."""
+    """Return True if a settings file or variable sets a default, or if the file is unreadable and must be reported."""
     try:
         return any(name.startswith(VARIABLE_PREFIX) for name in os.environ) or bool(_find_settings_file()[1])
     except (MismatchctlError, OSError):
@@ -44,7 +44,7 @@ def find_unread_variables(group: Any) -> list[str]:
 
 
 SettingEntry = tuple[str, list[str], str, Any]
-"""(origin, commands that the setting applies to, option, value)."""
+"""(where the setting was found, commands that it applies to, option, value)."""
 
 
 def _entries_from_file(flags: Mapping[str, Any]) -> Iterator[SettingEntry]:

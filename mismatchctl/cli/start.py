@@ -158,7 +158,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
     from mismatchctl.api.integration import find_source
 
     if patch is not None:
-        patch = patch.resolve()  # patch the file that a link points to
+        patch = patch.resolve()  # if it is a link, patch its target
         text = _read(patch) if patch.exists() else ""
         try:
             targets = [(patch, text, integration.edits_for(patch, text))]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 1 << 21
 """Maximum number of tokens per run. From a larger run, only the prompts with the smallest hashes are used."""
 MIN_SEQUENCES = 640
-"""A sample keeps this number of sequences, even above MAX_TOKENS. With it, the advice was reliable in simulations."""
+"""A sample keeps at least this number of sequences, even above MAX_TOKENS. With fewer, advice is less reliable."""
 _PROMPT_HASH = "\0prompt"
 """Name of a temporary column, which contains the hash of each sequence's prompt."""
 
@@ -206,7 +206,7 @@ _GEOMETRIC_BOUNDS = (1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05)
 
 
 def default_candidates() -> list[Correction]:
-    """Return the corrections to rank by default: every type of correction, each with several thresholds."""
+    """Return the corrections to rank by default: every type of correction, at thresholds that frameworks use."""
     names = [format_rule_name("token_truncate", bound) for bound in _TRUNCATION_BOUNDS]
     names += [format_rule_name(rule, *ends) for ends in _TOKEN_INTERVALS for rule in ("token_clip", "icepop")]
     names.append("token_mask_0.5_2")
@@ -255,7 +255,7 @@ class CorrectedSample:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A correction and its costs."""
+    """A correction and its costs, such as the share of rejected tokens."""
 
     correction: Correction
     rejected_tokens: float
@@ -287,7 +287,7 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
 
 
 MAX_REJECTION = 0.9
-"""Corrections that reject more are excluded. Without tokens, a gradient has no variance, and its error misleads."""
+"""Corrections that reject more are excluded. If no token is left, the variance is 0, which looks too good."""
 
 
 @dataclass(frozen=True)
@@ -426,7 +426,7 @@ class GradientReference:
         return cls(gradients, gradients @ gradients.T)
 
     def inner_products(self, gradients: Float64s) -> GradientProducts:
-        difference = gradients - self.gradients  # smaller numbers have smaller rounding errors
+        difference = gradients - self.gradients  # exact for small differences, unlike differences of products
         apart, across = difference @ difference.T, difference @ self.gradients.T
         own = apart + across + across.T + self.squares
         return GradientProducts(own, across + self.squares, apart, self.squares)

@@ -176,7 +176,7 @@ BINS_PER_BIN = 8
 HEXAGONS = 26
 """Number of hexagons along each axis of the joint distribution of rollout and trainer probabilities."""
 CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
-"""Number of token ids in the Result: before each worst token, and at the start of each worst sequence."""
+"""Number of token ids that a Result contains before each worst token, and from the start of each worst sequence."""
 
 
 def build_result(reading: DumpReading, accumulator: Accumulator, turns: Accumulator | None = None) -> model.Result:
@@ -359,7 +359,7 @@ def _build_distribution(pair: PairSums) -> model.Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
-    """Compute means for each bin that contains tokens. Standard errors come from the scatter of cluster buckets."""
+    """Compute means for each bin with tokens. Standard errors come from the scatter between cluster buckets."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
@@ -458,7 +458,7 @@ class SequenceFile:
             return
         import polars as pl
 
-        release_memory()  # the pass over the tokens is done
+        release_memory()  # free the memory of the pass over the tokens
         frame = pl.concat(map(pl.scan_ipc, self._parts), how="diagonal_relaxed")
         named = {
             f"_factor{index}": f"{correction.name}.weight"

@@ -40,7 +40,7 @@ _REMEDY = "pass the run's log: JSON lines, TensorBoard events or CSV"
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
 
 STEP_NAMES = ("step", "_step", "global_step", "training/global_step")
-"""Names of the step column, in upper or lower case."""
+"""Names of the step column of a log. In a CSV file, they may contain upper-case letters."""
 _WANDB_SUFFIXES = ("__MIN", "__MAX")
 """Suffixes of additional columns in a W&B export (NAME__MIN and NAME__MAX), which are ignored."""
 _CSV_KEYS = {"Wall time", "Step", "Value"}
@@ -104,7 +104,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """Return one unit of the last digit of `value`: 0.001 for 0.125. Trailing zeros that are not printed count."""
+        """Return one unit of the last digit of `value`: 0.001 for 0.125. Trailing zeros count, even if not printed."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 
@@ -393,7 +393,7 @@ def _correlation_scale(x: Float64s, y: Float64s) -> float:
 
 
 REPLAY_COLUMNS = ("micro_batch", "rollout_ids")
-"""Columns to compute logged metrics: frameworks sum over the rows that have the same value in such a column."""
+"""Columns that logged metrics need: frameworks sum over rows with the same `micro_batch` or `rollout_ids`."""
 StepTables = list[tuple[RunStep, pa.Table]]
 """Pairs ((run, step), table with rows of this step), in the order of the dump."""
 
@@ -433,7 +433,7 @@ class LoggedSteps:
             self._open.setdefault(step, []).append(table)
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Compute the framework's metrics of each step that is complete, so that `may_grow` returns False."""
+        """Compute the framework's metrics for each complete step. A step is complete if `may_grow` returns False."""
         for step in [step for step in self._open if not may_grow(*step)]:
             tables = self._open.pop(step)
             shared = [name for name in tables[0].column_names if all(name in t.column_names for t in tables)]
