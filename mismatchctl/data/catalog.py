@@ -219,7 +219,7 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Names for finding columns: from `--column` (`rename`), from frameworks (`aliases`), and from `--by`."""
+    """Names by which columns are found in a file: from `--column` (`rename`), frameworks (`aliases`) and `--by`."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)

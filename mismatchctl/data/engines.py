@@ -32,7 +32,7 @@ from mismatchctl.io.process import container_bytes, ordered_map, system_bytes
 SHARD_TOKENS = 1 << 24
 """Approximate tokens per shard. A large file is divided into shards, so that few steps are in memory at a time."""
 TOKENS_PER_SEQUENCE = 16
-"""The sums of a sequence take the memory of this number of tokens."""
+"""Memory for the sums of one sequence, expressed as a number of tokens."""
 
 
 Work = Callable[[Dump, ReadUnit], Any]
@@ -83,7 +83,7 @@ def estimate_unit_bytes(unit: ReadUnit) -> int:
 
 def _limit_threads(threads: int, memory: int, dump: Dump) -> int:
     largest = max(dump.units, key=estimate_unit_bytes, default=None)
-    if largest is None:  # nothing to read
+    if largest is None:  # the dump has no parts
         return threads
     each = estimate_unit_bytes(largest)
     possible = (memory - PROCESS_BYTES) // max(each, 1)

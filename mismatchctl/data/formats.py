@@ -319,7 +319,7 @@ class FileContents(ABC):
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]
-    group_name: ClassVar[str]  # name of a part of the file in messages
+    group_name: ClassVar[str]  # name of a part in messages, such as "row group"
     split_remedy: ClassVar[str]
 
     @abstractmethod

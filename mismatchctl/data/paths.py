@@ -30,7 +30,7 @@ _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "c
 """Files are one run if their names differ only in a number after one of these words, such as `part_1` and `part_2`."""
 _RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
 _MANY = 8
-"""If the names of this number of files differ only in a number, they are one run, except after words such as `seed`."""
+"""If this number of names differs only in a number, the files are one run, except after words such as `seed`."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 
@@ -78,7 +78,7 @@ _skipped_locations: ContextVar[frozenset[str]] = ContextVar("_passed_over", defa
 
 @contextlib.contextmanager
 def skip_locations(locations: Iterable[str]) -> Iterator[None]:
-    """Make `discover_files` leave out some files in a `with` block, because they are still being written."""
+    """Inside a `with` block, make `discover_files` leave out these files, because they are still being written."""
     token = _skipped_locations.set(frozenset(locations))
     try:
         yield

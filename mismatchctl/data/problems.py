@@ -153,7 +153,7 @@ class LengthMismatch:
     """Rows of one run whose lists have different lengths."""
 
     count: int = 0
-    columns: Mapping[str, int] = field(default_factory=dict)  # column -> number of rows in which it and rollout differ
+    columns: Mapping[str, int] = field(default_factory=dict)  # column -> number of rows whose length is not rollout's
     examples: tuple[UnequalRow, ...] = ()
 
     def __add__(self, other: LengthMismatch) -> LengthMismatch:

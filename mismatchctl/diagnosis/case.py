@@ -185,7 +185,7 @@ class Case:
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean of `values` [N] over the tokens flagged in `part` [N], per sequence [S]. No tokens give 0."""
+        """Return the mean of `values` [N] over tokens flagged in `part` [N], per sequence [S]. Without such tokens: 0."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -321,7 +321,7 @@ class Case:
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Return the correlation, over token ids, of log ratios and log-prob changes in the next update. Add its z."""
+        """Return the correlation over token ids of log ratios and log-prob changes in the next update, with z-score."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -396,7 +396,7 @@ class Case:
         with np.errstate(invalid="ignore"):
             after = self.means(np.fmin(np.abs(other - self._sound(values)), _MAX_DISTANCE))  # NaN is far
         better = (self.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= 0.35 * before)
-        if better.sum() > 0.5 * (self.counts >= _MIN_TOKENS).sum():  # then add slight improvements
+        if better.sum() > 0.5 * (self.counts >= _MIN_TOKENS).sum():  # then also add slightly better ones
             better |= after < before
         return better
 
@@ -544,7 +544,7 @@ class Coherence(NamedTuple):
 
 
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
-"""Minimum variance of `loudness` between rows of two kinds. Nine models had 0.41 at most, and 1.5 or more with two."""
+"""Minimum variance of `loudness` between rows of two kinds. It was 0.41 or less with one kind, 1.5 or more with two."""
 _KINDS_MIN_TOKENS = 5
 
 

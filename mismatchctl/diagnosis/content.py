@@ -33,7 +33,7 @@ RECORDING_DOUBTS = frozenset({
 class SequenceHashes:
     """Hashes of a run's sequences. Equal hashes mean repeated sequences. A large run stores only its lowest hashes."""
 
-    parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()  # hash, number of valid tokens, file, row
+    parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()  # per sequence [S]: hash, number of valid tokens, file, row
     total: int = 0  # number of sequences with valid tokens
     tokens: int = 0
     responses: int = 0  # sum of the hashes of all responses' token ids, modulo 2^64

@@ -15,7 +15,7 @@ from mismatchctl.measure.metrics.registry import OTHER_TOP_COLUMNS, ROLLOUT_TOP_
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
-"""Minimum number of positions with lists of likely tokens. A listed token with such a log-prob counts as removed."""
+"""Minimum number of positions with lists of likely tokens. A listed token below `_GONE_LOG_PROB` counts as removed."""
 _TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 
 
@@ -31,7 +31,7 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return log-probs of k likely tokens per position in the rollout and on the other side, and sequence indices."""
+    """Return log-probs of k listed tokens [N, k] in the rollout and on the other side, and sequence indices [N]."""
     a, b = case.rows.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.extra_columns)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None

@@ -149,7 +149,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
         low, high = np.quantile(drawn, [(1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2])
         interval = (float(low), float(high))
         owner = "rollout" if least > OWNER_SHARE else "trainer" if most < 1 - OWNER_SHARE else None
-        if not most - least < 2.0:  # so uncertain only if shared errors are much larger than the log ratio
+        if not most - least < 2.0:  # this wide only if shared errors are much larger than the log ratio
             owner = None
             status = "not measurable, because the two sides share nearly all of their error"
     return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status), owner

@@ -593,7 +593,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
 
 
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
-"""Range of E[ratio] after a break if these tokens were sampled. `_MOST_PLACED`: maximum if breaks have equal places."""
+"""Range of E[ratio] of sampled tokens after a break. `_MOST_PLACED`: maximum if the breaks share a place or prompt."""
 _SAME, _ROWS = 0.8, 5
 
 
@@ -618,7 +618,7 @@ def detect_engine_state(case: Case) -> Detection | None:
     sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH)
     # also sure: E[ratio] is near 1 with a small error
     sure |= sampled and count >= 300 and 4 * error < 0.6
-    doubtful = not sure and (case.filled or case.reshaped)  # a cause of all tokens can make such a rise too
+    doubtful = not sure and (case.filled or case.reshaped)  # a cause that affects all tokens can cause such a rise too
     used, left = case.counts > 0, f"the last {breaks.tokens_left:,} tokens"
     share, examples = float(rows / max(used.sum(), 1)), case.find_loudest(found, breaks.level)
     place = (

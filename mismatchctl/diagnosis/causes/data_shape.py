@@ -264,8 +264,8 @@ def detect_packed_columns(case: Case) -> Detection | None:
 def _find_gaps(case: Case) -> tuple[Bools, Ints, Ints] | None:
     """Find rows with masked tokens between valid tokens.
 
-    Also return two arrays with the place [T] of each valid token if its row had no gaps. In the first array, a row
-    starts at its first valid token, and in the second array at its first token.
+    Also return two arrays with the index [T] that each valid token would have if its row had no gaps. In the first
+    array, a row starts at its first valid token. In the second array, it starts at its first token.
     """
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():
@@ -329,7 +329,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
 
 
 def _micro_batch_majority(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
-    """Return the share of rows of the same kind (identical or not) as most of their micro-batch. Count the batches."""
+    """Return the share of rows whose kind (identical or not) is the majority in their micro-batch, and batch count."""
     if case.rows.columns.get("micro_batch") is None:
         return None, 0
     keys = list(zip(case.column("step")[long].tolist(), case.column("micro_batch")[long].tolist(), strict=True))

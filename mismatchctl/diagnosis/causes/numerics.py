@@ -144,7 +144,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < 0.4 or len(case.x) < 200:
         return None
     shared, shared_z = case.systematic_share
-    even = abs(shared_z) < 3.0 and case.spread < 1.1 * case.noise  # with dropout, 1.2 times
+    even = abs(shared_z) < 3.0 and case.spread < 1.1 * case.noise  # with dropout, `spread` is 1.2 times the noise
     if case.noise >= _CACHE_MAX_NOISE and not even:
         return None
     if (shared > 0.02 and shared_z > 4) or case.certain_tokens_differ or case.row_kinds is not None:
@@ -154,7 +154,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     balanced = abs(ratio_z) < 5.0
     size = case.noise < _CACHE_MAX_NOISE if grows else case.noise < _CACHE_USUAL_NOISE and not is_near_bound(case)
     size |= even and not is_near_bound(case)
-    plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL  # a cache has no tail
+    plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL  # 8-bit caches change all tokens
     rounded = "low_precision_logging" in case.explained and case.noise < 2.0 * BFLOAT16_NOISE
     confidence: Confidence = "low"
     if balanced and plausible and not rounded:
@@ -469,7 +469,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
 
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
-"""A gross token differs by these nats and by this multiple of the noise. If more tokens than this share do, none is."""
+"""A gross token differs by these nats and by this multiple of the noise. If a larger share does, no token is gross."""
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0

@@ -254,7 +254,7 @@ def _find_top_p(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 
 def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
-    """Return the number of kept tokens (low, estimate, high), and z > 0 if it is larger where less mass is removed.
+    """Return the number of kept tokens (low, estimate, high), and z > 0 if more tokens are kept when less mass is lost.
 
     The number is the mean of 1 / q, where q is the sampler's probability of the sampled token. Small removed masses are
     mostly noise, so the weight of a position is the square of its removed mass.
