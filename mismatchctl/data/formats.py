@@ -93,7 +93,7 @@ _EXPECTED: dict[ColumnKind, tuple[str, int, tuple[str, ...]]] = {
     ColumnKind.NUMBER: ("numbers", 0, (*_NUMBERS, FLAG_TYPE)),
     ColumnKind.ID: ("integers or strings", 0, ()),
 }
-"""Kind of column -> (description of an element, its list depth, keys of `VALUE_KINDS`). No keys: any type but lists."""
+"""Kind of column -> (description of an element, its list depth, keys of `VALUE_KINDS`). No keys: any flat type."""
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
@@ -457,7 +457,7 @@ class ArrowContents(FileContents):
 
 
 GROUP_VALUES = 1 << 20
-"""Maximum number of values of a column per row group of a table in memory. Threads read one row group each."""
+"""Maximum number of values of a column per row group of a table in memory, because row groups are read in parallel."""
 
 
 _COLUMNS_IN_FILE = b"mismatchctl.columns"

@@ -116,7 +116,7 @@ def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str
 def describe_lengths(
     column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """If `column` is longer than `reference` by the same number (`apart`) in all rows, describe this and a remedy."""
+    """If the lengths of `column` and `reference` differ by one number (`apart`) in all rows, describe this and a remedy."""
     if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
         return None
     count = abs(int(apart[0]))

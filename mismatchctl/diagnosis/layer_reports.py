@@ -444,7 +444,7 @@ def _msprobe_value(cell: CsvCells, mode: str) -> float | None:
 
 
 def _parse_cell(cell: Any) -> float | None:
-    """Return the absolute value of a cell (0.05 for `5%`), or `None` if it contains other text, such as `N/A`."""
+    """Return the number in a cell, without its sign if the cell is text (0.05 for `-5%`). Return `None` for `N/A`."""
     if not isinstance(cell, str):
         return to_finite(cell)
     text = cell.strip()

@@ -311,7 +311,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         return None  # that cause already explains the growth
     steps, level, error, _, freedom = measure_steps(case)
     if len(steps) < 6 or freedom < len(steps):
-        return None  # too few rows to know the variation within steps
+        return None  # too few steps, or too few rows per step
     own = fit_growth(steps, np.exp(level).tolist(), (np.exp(level) * error).tolist(), "abs_log_ratio")
     z = own.z or 0.0
     if own.verdict != "grew" or z < 5.0 or (own.factor or 0.0) < 1.25:
