@@ -185,7 +185,7 @@ class Case:
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean of `values` [N] over tokens flagged in `part` [N], per sequence [S]. Default: 0."""
+        """Return the mean of `values` [N] over tokens flagged in `part` [N], per sequence [S] (none: 0)."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
