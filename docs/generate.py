@@ -143,10 +143,10 @@ def metrics() -> str:
 
 def _pair_table(pair: Pair) -> list[str]:
     """Return the metrics of a pair of policies: a list of the metrics of the mismatch, and a table of the others."""
-    ending = f"{pair.reference} for rollout)"
-    same = [metric for metric in pair_metrics(pair) if metric.definition.endswith(ending) and not _names(metric)]
+    start = f" with x = {pair.policy} minus {pair.reference} ("
+    same = [metric for metric in pair_metrics(pair) if start in metric.definition and not _names(metric)]
     names = ", ".join(f"`{metric.key}`" for metric in same)
-    text = f"The metrics of the mismatch with x = {pair.policy} minus {pair.reference}: {names}."
+    text = f"These metrics are defined as above, but with x = {pair.policy} minus {pair.reference}: {names}."
     others = [metric for metric in pair_metrics(pair) if metric not in same]
     return ["", text, *(_table(others) if others else [""])]
 
