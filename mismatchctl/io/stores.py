@@ -39,7 +39,9 @@ def format_names(names: Sequence[str], most: int = 5) -> str:
 
 def first_error_line(error: BaseException) -> str:
     text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error).strip()
-    line = (text.splitlines() or [type(error).__name__])[0].split(". ")[0]
+    # a sentence ends where the next begins: not in "No. 3", nor in the path "my. runs/A. B/c"
+    first = (text.splitlines() or [type(error).__name__])[0]
+    line = re.split(r"(?<!\b[A-Z])\. (?=[A-Z][^\s/]*(?:\s|$))", first)[0]
     return escape_unprintable(line.rstrip(".")[:200])
 
 

@@ -22,6 +22,7 @@ from mismatchctl.io.files import (
     replace_together,
     write_atomically,
 )
+from mismatchctl.io.stores import first_error_line
 from tests.cli.command import run
 from tests.factories.dumps import make_dump
 from tests.paths import SAMPLE_DATA
@@ -177,3 +178,16 @@ def test_containers_without_a_memory_limit_report_none(
         (tmp_path / "memory").write_text(written)
     monkeypatch.setattr(process, "_CGROUP_LIMITS", (str(tmp_path / "memory"),))
     assert process.container_bytes() == limit
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("cannot open /data/my. run/A. B/x.pt", "cannot open /data/my. run/A. B/x.pt"),
+        ("expected No. 3 of the rows. Use another", "expected No. 3 of the rows"),
+        ("bad header. See the docs.\nmore", "bad header"),
+        ("", "ValueError"),
+    ],
+)
+def test_messages_of_libraries_are_cut_after_the_first_sentence(text: str, shown: str) -> None:
+    assert first_error_line(ValueError(text)) == shown
