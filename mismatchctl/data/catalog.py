@@ -329,7 +329,7 @@ ALWAYS_READ_COLUMNS = (
 
 @dataclass
 class Catalog:
-    """The usable files of a dump. An unusable file is recorded in `problems` if `skip` is True, else it is an error."""
+    """The usable files of a dump. If `skip` is True, `problems` records the other files. If not, they are an error."""
 
     skip: bool
     files: list[DumpFile] = field(default_factory=list)

@@ -207,7 +207,7 @@ class Case:
 
     @cached_property
     def clusters(self) -> Ints:
-        """Number the sequences. Sequences with the same prompt id and step have the same number."""
+        """Return the cluster number of each sequence [S]. Sequences with the same prompt id and step share a number."""
         prompts = self.rows.columns.get("prompt_id")
         if prompts is None:
             return np.arange(self.size)

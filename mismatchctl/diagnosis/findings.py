@@ -119,7 +119,7 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Set the share of K3 of each cause. The first cause that affects all tokens gets the K3 that others leave."""
+    """Set the share of K3 of each cause. The first cause that affects all tokens gets the K3 that no other explains."""
     if not found:
         return []
     whole = left = found[0].case.whole_k3

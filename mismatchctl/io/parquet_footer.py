@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 MOST_FOOTER_BYTES = 1 << 28
-"""Maximum size of a footer, in bytes. Larger footers are refused."""
 _FIRST_READ_BYTES = 64 << 10
 """Bytes of the first read. Most footers fit in it. An error message of an object store fits too, so it is not cut."""
 _MOST_DEPTH = 16

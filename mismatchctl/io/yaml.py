@@ -349,7 +349,6 @@ def _format_tag(tag: str) -> str:
 
 
 MOST_SETTINGS_BYTES = 1 << 20
-"""Maximum size of a settings file."""
 
 
 def read_data(path: str | Path, *, decimal: bool = False) -> Any:

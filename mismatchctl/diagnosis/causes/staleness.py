@@ -577,7 +577,7 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the log mismatch of steps (`y`) on `at`. The slope's error assumes that steps vary by about 10%."""
+    """Regress the log mismatch of steps (`y`) on a value per step (`at`). Steps are assumed to vary by about 10%."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:
