@@ -72,7 +72,7 @@ class TorchTensor(Protocol):
 
 
 StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
-"""A path as text or as a path object."""
+"""A path: a string or a path object such as `pathlib.Path`."""
 Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
 """One number per token: an array or tensor [sequences, tokens], a nested tensor, a list of rows, or a list column."""
 Columns: TypeAlias = Mapping[str, Values]

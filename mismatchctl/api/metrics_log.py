@@ -42,7 +42,7 @@ _SIGNATURE_BYTES = 256
 
 
 class LoggedSeries(FiniteModel):
-    """The values of one logged name over the steps."""
+    """The values of one metric of a log, one per step."""
 
     name: str
     role: Role
@@ -183,7 +183,7 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Find the mismatch metrics in logs and their trends. Equal run names get the path of the log as a prefix."""
+    """Find mismatch metrics in logs and their trends. Runs with equal names get the path of their log as a prefix."""
     found: list[tuple[str | Path, LoggedRun]] = []
     count = 0
     for path in paths:

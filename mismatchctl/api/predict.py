@@ -307,7 +307,7 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """Append a rejected and a kept cluster as a prior. With the returned weight, each counts as half a sequence."""
+    """Append a rejected and a kept cluster as a prior. With the returned weight, each is worth half a sequence."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -589,7 +589,7 @@ _LENGTH_MODEL = (
     "sequence has its own rate of tokens outside a bound. The interval is for the number of responses in the dump"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
-"""Smallest assumed error in probits per doubling of the length: for gates on sums, and gates on min or max."""
+"""Smallest assumed error of predictions, in probits per doubling of the length: for gates on sums, on min or max."""
 MAX_INTERVAL_WIDTH = 0.9
 """If the 90% interval of a prediction is wider, the prediction is not shown."""
 _LARGE_MISS = 0.10

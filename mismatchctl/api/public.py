@@ -104,7 +104,7 @@ def analyze(
         threads: Number of parts of a dump to read at the same time. Default: the number of processors.
         engine: The engine that reads the dumps, one of `mismatchctl.data.engines`. Default: threads of this process.
         device: Device that computes the metrics. `"auto"` uses a GPU if there is a GPU and the dump is large enough.
-        progress: A function that is called with (tokens read, tokens expected).
+        progress: A function that is called with (number of tokens read so far, expected number of tokens).
 
     Returns:
         A Result. K3 is `result["run"].k3.value`, or `result.k3.value` if there is a single run.
@@ -281,11 +281,11 @@ def gate(
             the baseline. The other keys are max, min, per, correction, framework and sequences.
             Example: `rule="k3:max=0.01,increase=20%,per=step"`.
         rules: More rules. Without `rule` and `rules`, the gate fails if K3 rose compared with the baseline.
-        expect_bitwise: Fail unless all rollout and train log-probs are bit-identical.
-        corrections: Corrections that the rules name, if they are not presets.
+        expect_bitwise: Fail unless the rollout and train log-probs of each token are bit-identical.
+        corrections: Corrections that the rules name, except presets.
         level: Accepted probability that any rule fails without a real change. It is above 0, and at most 0.5.
-        max_skipped: Largest share of bad sequences, tokens or files, and of repeated sequences. Above this share, the
-            verdict is undecided.
+        max_skipped: Largest accepted share of bad sequences, tokens or files, and of repeated sequences. Above this
+            share, the verdict is undecided.
         max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
         allow_different_model: Allow another model or inference engine than in the baseline.
         fixed_tokens: Require the dump to contain the same tokens as the baseline, scored again.
@@ -533,7 +533,7 @@ def preset(name: str) -> Correction:
 def presets() -> dict[str, Preset]:
     """Return all presets by name: first the generic presets, then the presets of each framework.
 
-    A preset has a `correction`, and names its origin: `framework`, `version` and `source`.
+    A preset has a `correction`. Its fields `framework`, `version` and `source` name its origin.
 
     >>> mm.presets()["token_tis"].correction.about
     'Token importance weights, truncated at 2.'

@@ -50,7 +50,7 @@ def gate(
         raise ConfigError("--plan computes no verdict; leave out --save-baseline, --junit, --markdown and --html")
     into_folder = save_baseline is not None and save_baseline.is_dir()
     kept = None if into_folder else save_baseline
-    before = None if baseline == kept else baseline  # the same file: replace it
+    before = None if baseline == kept else baseline  # if the paths are equal, the old baseline is replaced
     outputs.check(kept, junit, inputs=[*inputs.files, before], baseline=kept)
     error_level = opt.parse_share("--level", level, 0.5, "write a probability from 0 to 0.5, such as 5%")
     given = {"--baseline": baseline, "--save-baseline": save_baseline, "--plan": plan,

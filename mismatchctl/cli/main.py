@@ -60,7 +60,7 @@ class _NamedStdout(io.FileIO):
 
 
 class _CommandGroup(HelpGroup):
-    """A command group that prints user errors on stderr and sets their exit code."""
+    """A command group that prints user errors on stderr and exits with the exit code of the error."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

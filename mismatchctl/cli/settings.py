@@ -38,7 +38,7 @@ def has_settings() -> bool:
 
 
 def find_unread_variables(group: Any) -> list[str]:
-    """Return the environment variables that begin with MISMATCHCTL_, but do not belong to a command."""
+    """Return the environment variables that begin with MISMATCHCTL_, but do not belong to a command (typos)."""
     prefixes = tuple(f"{VARIABLE_PREFIX}{verb.upper()}_" for verb in group.commands)
     return sorted(name for name in os.environ if name.startswith(VARIABLE_PREFIX) and not name.startswith(prefixes))
 

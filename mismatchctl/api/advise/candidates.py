@@ -39,7 +39,7 @@ _PROMPT_HASH = "\0prompt"
 
 @dataclass(frozen=True)
 class RunSample:
-    """The sampled sequences of one run, ordered by the hash of step and prompt."""
+    """S sampled sequences of one run with T valid tokens, ordered by the hash of (step, prompt)."""
 
     batch: TokenBatch
     token_ids: Ints | None  # id of each token [T]
@@ -244,7 +244,7 @@ def unique_candidates(corrections: Sequence[Correction]) -> list[Correction]:
 class CorrectedSample:
     """The result of applying a correction to a sample."""
 
-    weights: Float64s  # final weights [T], 0 for rejected tokens
+    weights: Float64s  # final weight of each token, 0 if the token is rejected [T]
     kept: Float64s  # for each sequence, the number of tokens that contribute to the loss [S]
     counted: Float64s  # for each sequence, the number of tokens in the denominator of the loss [S]
 
@@ -287,7 +287,7 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
 
 
 MAX_REJECTION = 0.9
-"""Corrections that reject more are excluded. If no token is left, the variance is 0, which looks too good."""
+"""Corrections that reject a larger share are excluded. With all tokens rejected, the variance of 0 looks too good."""
 
 
 @dataclass(frozen=True)
@@ -433,7 +433,7 @@ class GradientReference:
 
 
 class Surrogate:
-    """A simple policy that replaces the model, and its policy gradient in each batch of a sample.
+    """A simple policy, used instead of the model that the dump lacks. It has a policy gradient for each batch.
 
     The policy is a table with one logit per pair (previous token, token). If the trainer gives a token the probability
     p, the gradient of its log-prob is 1 - p for its own logit. The other logits of the same previous token share p - 1.
@@ -518,7 +518,7 @@ _CAUTION_FACTOR = 0.5
 RELIABLE_SEQUENCES = 320
 """With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
 _MIN_GAIN = 1e-3
-"""A candidate only counts as better if it removes more than this share of the error without a correction."""
+"""A candidate only counts as better if it removes more than this share of the uncorrected error."""
 
 
 @dataclass(frozen=True)
@@ -541,7 +541,7 @@ class CandidateRanking:
         return self.order[0]
 
     def gain(self, name: str) -> tuple[float, float]:
-        """Return the share of the error without a correction that the candidate removes, and its standard error."""
+        """Return the share of the uncorrected error that the candidate removes, and the standard error of the share."""
         none = self.mse["none"]
         _, error = paired_difference(self.moments["none"].errors, self.moments[name].errors)
         scale = float(self.moments["none"].errors.mean())

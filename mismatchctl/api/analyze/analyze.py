@@ -83,7 +83,7 @@ class ClusterTables:
     """Builds the cluster tables of a run. A row contains the sums of one cluster, such as a prompt."""
 
     def __init__(self, accumulator: Accumulator, dump: Dump, run: str) -> None:
-        files = [file for file in dump.files if file.run == run] or dump.files  # a column may name the runs
+        files = [file for file in dump.files if file.run == run] or dump.files  # a column names the runs: use all files
         has = {name for file in files for name in (*file.columns, *file.partition)}
         self._plan = accumulator.plan
         self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
@@ -386,7 +386,7 @@ def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
 
 
 def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
-    """Merge the square cells of the counted distribution into hexagons, as the Result contains them."""
+    """Merge the token counts of a square grid into hexagons, as the Result contains them."""
     across, up = np.nonzero(grid)
     if not len(across):
         return model.JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])

@@ -486,7 +486,7 @@ LoggedValues = Mapping[str, Sequence[float | None]]
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Subtract `offset` from the log's steps if the log then agrees with the dump in more values."""
+    """Subtract `offset` from the log's steps, if more values of the log then agree with the dump than before."""
     if not offset:
         return log
 
@@ -526,7 +526,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
 
 
 def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
-    """Return {logged name: key of the metric that it means}, without unknown names and names in `replayed`."""
+    """Return {logged name: key of its metric}. Leave out unknown names and names that `replayed` contains."""
     found = {}
     for name in dict.fromkeys(name for row in log.rows.values() for name in row):
         prefix = next((prefix for prefix in _TRACKER_PREFIXES[1:] if name.startswith(prefix)), "")
