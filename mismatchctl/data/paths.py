@@ -39,7 +39,7 @@ DumpSource = str | MemoryTable
 
 @dataclass(frozen=True)
 class UnopenedFile:
-    """A file of a run before it is opened."""
+    """A file that was found for a run, but is not opened yet."""
 
     location: str
     path: str

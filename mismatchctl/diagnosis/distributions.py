@@ -359,7 +359,7 @@ def _exponents(case: Case) -> Float64s:
 
 
 SAME_SURE_EXPLAINED = 0.95
-"""A temperature explains at least this share of the variance of log ratios within contexts. Penalties explain less."""
+"""In a context, a temperature explains at least this share of the variance of log ratios. Penalties explain less."""
 _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
 """Assumed values for the tokens that a truncation removes: half the variance, and the mean, of log(p / threshold)."""
 
