@@ -49,7 +49,7 @@ _NUMBERS = ("float", "integer", "decimal")
 
 
 def make_array(cells: Sequence[Any]) -> pa.Array:
-    """Convert cells to Arrow. Integers become text if some cells are strings, or if a number needs more than 64 bits."""
+    """Convert cells to Arrow. Integers become text if some cells are strings, or if one needs more than 64 bits."""
     try:
         return pa.array(cells)
     except OverflowError:
