@@ -440,8 +440,8 @@ def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Fl
 def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
     """For each bootstrap replicate, estimate four components of the variance of summed log ratios [R, 4].
 
-    The components are: noise per token, its growth with the position, bias per token (equal in all tokens of a
-    sequence), and its growth with the position. The fit to covariances between response parts is Rao's MINQUE.
+    The components are: noise per token, growth of noise with the position, bias per token of a sequence, and growth of
+    bias with the position. They are fitted to covariances between response parts (Rao's MINQUE).
     """
     found = _fit_components(sample, weights, (0, 1, 2, 3))
     if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # otherwise the growth of the bias would be fitted to noise

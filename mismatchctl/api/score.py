@@ -245,7 +245,7 @@ def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
 
 
 REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN)
-"""Columns that `write_replay` writes if the dump has them, next to the file and row of each sequence."""
+"""Columns that `write_replay` writes if the dump has them, in addition to the file and row."""
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
