@@ -1,4 +1,4 @@
-"""The Result of an analysis. The renderer is only loaded when it is used, so that `import mismatchctl` stays fast."""
+"""The Result of an analysis. The code that draws it is loaded at first use, so `import mismatchctl` stays fast."""
 
 from __future__ import annotations
 

@@ -18,28 +18,28 @@ from mismatchctl.core.validation import FiniteModel
 ChangeShape = Literal["jump", "ramp"]
 
 SHORT_SERIES = 6
-"""With fewer steps, the variance between neighboring steps is not estimated."""
+"""Series with fewer steps are too short to estimate the variance between neighboring steps."""
 _MEDIAN_OF_CHI2 = 0.4549
 _INTERVAL_RISE = 7.35
-"""Increase of the weighted squares at the ends of a 95% interval of a change point (Hansen 2000)."""
+"""The 95% interval of a change point contains the fits whose squares are larger by at most this (Hansen 2000)."""
 _POWERS = (0.0, 0.5, 1.0)
-"""Powers of the metric (0: its logarithm) in which a ramp is a straight line."""
+"""Powers p to try: a ramp of the metric is a straight line in metric^p, or for p = 0 in log(metric)."""
 _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
 _WINDOW = 5
-"""Steps on each side of a step for its running median."""
+"""The running median of a step includes this number of steps before it and after it."""
 
 
 @dataclass(frozen=True)
 class OnsetFit:
-    """The best fit of a jump or ramp between two levels to the logarithm of a series."""
+    """The best fit of a jump or a ramp to the logarithm of a series. `before` and `change` are logarithms."""
 
     onset: int  # index of the first step that leaves the old level
     end: int  # index of the last step of the change
-    earliest: int  # 95% interval of the onset
+    earliest: int  # with `latest`: 95% interval of the onset
     latest: int
     shape: ChangeShape
-    corners: tuple[float, float]  # positions of the start and the end of the change
-    power: float  # the ramp is a straight line in this power of the metric (0: in its logarithm)
+    corners: tuple[float, float]  # step numbers between which the change happens
+    power: float  # see _POWERS
     before: float
     change: float
     error: float  # standard error of the change
@@ -49,7 +49,7 @@ class OnsetFit:
 
 
 def extra_variance(height: Float64s, error: Float64s) -> float:
-    """Return the variance between neighboring steps that `error` does not explain. A single jump has no effect."""
+    """Return the variance between neighboring steps that `error` does not explain. A single jump does not raise it."""
     steps = np.diff(height)
     if len(height) < SHORT_SERIES:
         return 0.0
@@ -58,13 +58,13 @@ def extra_variance(height: Float64s, error: Float64s) -> float:
 
 
 def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
-    """Flag up to five steps in a row with a large residual, but not at the start or the end."""
+    """Flag steps with a large residual, if at most five are in a row, and not at the start or end of the series."""
     count = len(residual)
     apart, none = np.abs(residual), np.zeros(count, np.bool_)
     if count < 2 * _WINDOW + 2:
         return none
     scatter = max(scatter, 1.4826 * float(np.median(apart)))
-    # a bad step differs from its neighbors by 6 errors and a factor of 1.5
+    # a bad step differs from its neighbors by 6 standard deviations and by a factor of 1.5
     bad = apart > max(6.0 * scatter, math.log(1.5))
     edges = np.flatnonzero(np.diff(np.concatenate([[False], bad, [False]])))
     for first, end in edges.reshape(-1, 2):
@@ -79,13 +79,13 @@ def running_median(height: Float64s) -> Float64s:
 
 
 def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Fit a jump or a ramp by weighted least squares. Return the fit, and the steps that it ignores."""
+    """Fit a jump or a ramp by weighted least squares. Return the fit, and flags of the steps that it ignores."""
     fit = _fit_good_steps(where, height, error, ~bad)
     again = _flag_outliers(height - fit.at(where), 0.0)
     if not np.array_equal(again, bad):
         bad, fit = again, _fit_good_steps(where, height, error, ~again)
     first, bad = fit.onset, bad.copy()
-    # a bad step right before a change belongs to it, if it shows at least half of the change
+    # a bad step right before the change is the onset, if it shows more than half of the change
     while first > 0 and bad[first - 1] and (height[first - 1] - fit.before) / fit.change > 0.5:
         first -= 1
         bad[first] = False
@@ -114,7 +114,7 @@ def _fit_good_steps(all_where: Float64s, all_height: Float64s, all_error: Float6
     near[chosen] = True
     first, last = int(start[chosen]), int(end[chosen])
     before, change, spread = _fit_levels(where, height, weight, first, last, power)
-    # a ramp starts at its corner, and a jump perhaps at a bad step after the old level
+    # a ramp can leave the old level at its first step, a jump only after it, perhaps at a bad step
     earliest = int((places[start] + jump)[near].min())
     latest, onset, until = (int(places[place]) for place in (int(start[near].max()) + 1, first + 1, last))
     corners = (float(all_where[onset - 1] if is_jump else where[first]), float(where[last]))
@@ -128,12 +128,12 @@ def _weigh(height: Float64s, error: Float64s) -> Float64s:
 
 
 def _scale(squares: float, count: int) -> float:
-    """Return the variance of the residuals divided by the expected variance, but at least 1."""
+    """Return the variance of the residuals divided by the variance that the weights assume, but at least 1."""
     return max(1.0, squares / max(count - 4, 1))
 
 
 def _list_candidates(count: int) -> NDArray[np.int64]:
-    """List start and end of all jumps and ramps to try. In a long series, a ramp only starts at some steps."""
+    """List start and end of all jumps and ramps to try. In a long series, ramps start only at every n-th step."""
     powers = np.arange(0, math.log(count) / math.log(_DURATION_RATIO) + 1)
     durations = np.unique(np.rint(_DURATION_RATIO**powers).astype(np.int64))
     every = np.arange(count - 1)
@@ -164,7 +164,7 @@ def _fit_all(
 def _fit_squares(
     where: Float64s, height: Float64s, weight: Float64s, start: NDArray[np.int64], end: NDArray[np.int64], power: float
 ) -> Float64s:
-    """Return the sum of weighted squared residuals for each ramp. Cumulative sums make the time per ramp constant."""
+    """Return the sum of weighted squared residuals for each ramp. Cumulative sums make this fast for long ramps."""
     if power * np.ptp(height) > 100.0:
         return np.full(len(start), np.inf)  # the squares would overflow
     if power:
@@ -191,7 +191,7 @@ def _fit_squares(
 def _fit_levels(
     where: Float64s, height: Float64s, weight: Float64s, start: int, end: int, power: float
 ) -> tuple[float, float, float]:
-    """Return the level before the change, the size of the change, and 1 / variance of this size."""
+    """Return the level before the change, the size of the change, and 1 / (variance of the size)."""
     total = float(weight.sum())
     change = float(np.sign(height[end:].mean() - height[: start + 1].mean())) or 1.0
     middle = float((height * weight).sum()) / total
@@ -204,7 +204,7 @@ def _fit_levels(
 
 
 def _completed_part(where: Float64s, start: float, end: float, power: float, change: float) -> Float64s:
-    """Return the completed part (0 to 1) of a change at each position."""
+    """Return which part of a change (0 to 1) is completed at each position."""
     part = np.clip((where - start) / (end - start), 0, 1)
     return np.asarray(np.log1p(np.expm1(power * change) * part) / (power * change) if power and change else part)
 
@@ -212,9 +212,9 @@ def _completed_part(where: Float64s, start: float, end: float, power: float, cha
 Label = str | int | float | bool | None
 
 Z_LIMIT = 4.0
-"""Minimum number of standard errors for a change, or for a mean ratio other than 1."""
+"""A change of a metric is significant if it is at least this number of standard errors. So is a mean ratio off 1."""
 _ROBUST_SHARE = 1 / 3
-"""A robust statistic must show this share of a change of K3 (in logarithms). Otherwise, a few tokens cause it."""
+"""If a robust statistic changes by less than this share of the change of log K3, a few tokens cause the change."""
 _SHOWN_STEPS = 5
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
@@ -224,8 +224,8 @@ class Growth(FiniteModel):
     """The change of a metric over the steps of a run. `text` describes it.
 
     Attributes:
-        verdict: `grew`, `fell`, or why there is no significant change (then most other values are null).
-        steps: The number of steps with a value.
+        verdict: `grew` or `fell` after a significant change. With the other verdicts, most values below are null.
+        steps: The number of steps at which the metric has a value.
         value: The metric at the last step that has a value.
         factor: The level after the change divided by the level before, with a 95% `interval`.
         onset: The first step that leaves the old level, with a 95% `onset_interval`.
@@ -233,8 +233,8 @@ class Growth(FiniteModel):
         shape: `jump` (from one step to the next) or `ramp` (over several steps).
         before: The level before the change.
         after: The level after the change.
-        bad_steps: A few steps that are far from their neighbors, and that the fit ignores.
-        driven_by: The number of tokens that cause the change, if only a few tokens cause it.
+        bad_steps: Steps that the fit ignores, because the metric there is far from its value at the steps around them.
+        driven_by: The number of tokens that cause the change, or null if more than a few tokens cause it.
     """
 
     metric: str = "k3"
@@ -259,7 +259,7 @@ class Growth(FiniteModel):
 
     @property
     def z(self) -> float | None:
-        """Return the change of the metric's logarithm, divided by its standard error."""
+        """Return the change of the metric's logarithm, divided by the standard error of this change."""
         if self.factor is None or self.interval is None:
             return None
         return math.log(self.factor) * 2 * INTERVAL_Z / math.log(self.interval[1] / self.interval[0])
@@ -276,7 +276,7 @@ class Growth(FiniteModel):
 def fit_growth(
     labels: Sequence[Label], values: Sequence[float | None], errors: Sequence[float | None], metric: str = "k3"
 ) -> Growth:
-    """Fit a jump or a ramp to the values of a metric. The fit counts as a change if it is significant."""
+    """Fit a jump or a ramp to the values of a metric at the steps, and report it as a change if it is significant."""
     known = [i for i, value in enumerate(values) if value is not None]
     positive = [i for i in known if (values[i] or 0.0) > 0]
     count, last = len(known), values[known[-1]] if known else None
@@ -315,8 +315,8 @@ def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
 
 
 def _is_significant(change: float, error: float, steps: int) -> bool:
-    """Require a change by at least a factor of 1.2. `change` is the logarithm of this factor."""
-    # in a short series, the estimated error is uncertain
+    """Require a change by several errors and by a factor of 1.2. `change` is the logarithm of the factor."""
+    # in a short series, the error itself is uncertain
     limit = Z_LIMIT if steps >= SHORT_SERIES else 5.0
     return abs(change) >= limit * error and abs(change) >= math.log(1.2)
 
@@ -365,12 +365,12 @@ def check_outliers(
     p99: Sequence[float | None],
     outliers: Sequence[float | None],
 ) -> Growth:
-    """Test whether a few tokens cause the change of K3. If so, add their number to the text, or reject the change.
+    """Test whether a few tokens cause the change of K3. If so, add their number to the text, or report no change.
 
-    `p99` is the 99th percentile of |log ratio| at each step. `outliers` is the number of tokens whose two probabilities
-    differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change. Such a change
-    must also pass a rank test of the steps before and after it. Standard errors do not include how often such tokens
-    occur.
+    `p99` is the 99th percentile of |log ratio| at each step. `outliers` is the number of tokens at each step whose two
+    probabilities differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change.
+    Such a change must also pass a rank test of the steps before and after it, because the number of such tokens
+    varies by chance, which standard errors of K3 do not include.
     """
     rows = [
         (i, value, high, count)
@@ -391,7 +391,7 @@ def check_outliers(
     else:
         sizes = [float(np.ptp(part)) for part in (np.log(k3), np.log(robust))]
     tokens = round(float(counts[after if growth.verdict != "fell" else ~after].sum()))
-    if not tokens or 2 * sizes[1] > _ROBUST_SHARE * sizes[0]:  # 2: K3 is proportional to the squared difference
+    if not tokens or 2 * sizes[1] > _ROBUST_SHARE * sizes[0]:  # times 2, because K3 is proportional to x^2
         return growth
     is_change = growth.changed and abs(_mann_whitney_z(k3[after], k3[~after])) >= Z_LIMIT
     tokens = tokens if is_change else round(float(counts.sum()))
@@ -425,7 +425,7 @@ def _label_name(value: Label) -> str | int | float:
 
 
 def step_positions(labels: Sequence[Label]) -> Float64s:
-    """Return the step numbers if they ascend, or else 0, 1, 2, ..."""
+    """Return the labels of the steps if they are ascending numbers, or else 0, 1, 2, ..."""
     numbered = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in labels)
     where = np.array(labels, np.float64) if numbered else np.zeros(0)
     ascend = len(where) > 1 and bool(np.isfinite(where).all() and (np.diff(where) > 0).all())
@@ -437,7 +437,7 @@ def step_blocks(count: int) -> list[NDArray[np.int64]]:
 
 
 def _is_uneven(height: Float64s, error: Float64s) -> bool:
-    """Return True if blocks of steps differ by more than their standard errors (False without standard errors)."""
+    """Return True if means over blocks of steps differ by more than their errors. Without errors, return False."""
     if not error.any():
         return False
     blocks = step_blocks(len(height))
@@ -449,20 +449,20 @@ def _is_uneven(height: Float64s, error: Float64s) -> bool:
 
 
 NEAR_RISE = 2.71
-"""Increase of the weighted squares up to which a ramp fits nearly as well as the best: a one-sided 95% bound."""
+"""A ramp fits nearly as well as the best if its squares are larger by at most this (one-sided 95% bound)."""
 
 
 @dataclass(frozen=True)
 class Ramps:
-    """Least-squares fits of all ramps (old level, straight line, new level) to blocks of steps."""
+    """Least-squares fits of all ramps (old level, straight line, new level) to the means of blocks of steps."""
 
     where: Float64s
-    start: NDArray[np.int64]  # block at which the ramp starts
+    start: NDArray[np.int64]  # block at which each ramp starts
     end: NDArray[np.int64]
     change: Float64s  # difference between the levels
-    rise: Float64s  # mean of the completed part (`progress`)
-    spread: Float64s  # weighted squares of the completed part around its mean
-    squares: Float64s  # weighted squares of the residuals
+    rise: Float64s  # mean of `progress` over the blocks
+    spread: Float64s  # weighted sum of squares of `progress` minus `rise`
+    squares: Float64s  # weighted sum of squares of the residuals
     middle: float  # mean of the series
     weight: float
 
@@ -482,7 +482,7 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return the completed part of each ramp at each position. A ramp to the last step can exceed 1."""
+        """Return which part of each ramp is completed at each position. A ramp to the last block continues above 1."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Fact(FiniteModel):
-    """A number as evidence for a cause, or against it if `supports` is false. `interval` is a 95% interval."""
+    """A number that is evidence for a cause (or against it, if `supports` is false). `interval` is a 95% interval."""
 
     name: str
     value: float | int | str | None
@@ -53,7 +53,7 @@ class RivalCause(FiniteModel):
 
 
 class Example(FiniteModel):
-    """A sequence that shows the cause. `position` is the index of its first affected token."""
+    """A sequence that shows the cause. `position` is the index of the first affected token in it."""
 
     file: str
     row: int
@@ -91,10 +91,10 @@ class Finding(FiniteModel):
 
 
 class Agreement(FiniteModel):
-    """The step at which a logged metric differs most from the value that was computed from the dump.
+    """Comparison of a logged metric with the dump, at the `step` where the two differ most.
 
     `steps` is the number of compared steps. `difference` is relative to the larger of the two values. Differences up to
-    about `allowed` are normal, because of float32, the framework's way to average, and rounding in the log.
+    about `allowed` are normal, because of float32, the way in which the framework averages, and rounding in the log.
     """
 
     steps: int
@@ -117,7 +117,7 @@ class LogComparison(FiniteModel):
 
 
 class MetricLogComparison(LogComparison):
-    """Comparison of other metrics in the run's log. `metrics` maps each name in the log to a metric of the dump."""
+    """Comparison of logged metrics that are not in `RunResult.logged`. `metrics` maps their names to metric keys."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
 
@@ -159,7 +159,7 @@ class Value(FiniteModel):
     """A value with standard error `se` and 95% interval. `status` is "ok", or the reason why the value is null.
 
     `tail` is "heavy_tail" if a few clusters or a few large weights dominate the value. Then the interval is too narrow.
-    It contains the true value only with a probability of `covers`, as measured on other dumps.
+    It contains the true value only with the probability `covers`, which was measured on other dumps.
     """
 
     value: float | None
@@ -193,7 +193,7 @@ class Series(FiniteModel):
     Values are rounded to 9 significant digits (corrections to 7, `se` and `interval` to 3). Counts are exact. `se` and
     `interval` are absent if no group has them. `status` is a string if all groups have the same status. Otherwise, it
     maps each status except "ok" to the indices of its groups. `heavy_tail` contains the indices of groups in which a
-    few clusters or large weights dominate the value. Their standard error is too small.
+    few clusters or large weights dominate the value, so that its standard error is too small.
     """
 
     value: Numbers
@@ -215,7 +215,7 @@ class Series(FiniteModel):
 
 
 class OverallMetrics(FiniteModel):
-    """The metrics of a whole run. `corrections` contains the metrics of each correction."""
+    """The metrics of a whole run. `corrections` maps the name of each correction to its metrics."""
 
     metrics: dict[str, Value]
     corrections: dict[str, dict[str, Value]]
@@ -224,9 +224,9 @@ class OverallMetrics(FiniteModel):
 class Clusters(FiniteModel):
     """Table of sums for standard errors, comparisons and baselines. A row is one cluster in one group (such as a step).
 
-    `hashes` identify the clusters. `groups` contains the index of the group of each row. `folded` is true if the table
-    would be too large. Then each row is the sum of several clusters over all groups, and `groups` is empty. Columns of
-    a correction have the name of the correction as a prefix (`name/column`).
+    `hashes` identify the clusters. `groups` contains the index of the group of each row. `folded` is true if a table of
+    all clusters would be too large. Then each row is the sum of several clusters over all groups, and `groups` is
+    empty. Columns of a correction have the name of the correction as a prefix (`name/column`).
     """
 
     by: Literal["prompt", "sequence", "content"]
@@ -238,7 +238,7 @@ class Clusters(FiniteModel):
 
 
 class Groups(FiniteModel):
-    """Metrics per group. The groups are the steps, or the values of a `--by` column. `labels` contains their names.
+    """Metrics per group. The groups are the steps, or the values of a `--by` column. `labels` are their names.
 
     `clusters` is the cluster table of a `--by` column, or null if the table is too large. The cluster table of the
     steps is stored in the run.
@@ -256,7 +256,7 @@ class Groups(FiniteModel):
 
 
 class Distribution(FiniteModel):
-    """Histogram of the log ratio (train minus rollout, nats): number of tokens and sum of their K3 between `edges`."""
+    """Histogram of the log ratio (train minus rollout, nats): tokens and sum of their K3 between adjacent `edges`."""
 
     edges: list[float]
     tokens: list[Count]
@@ -284,7 +284,7 @@ class Breakdown(FiniteModel):
 
 
 class JointDistribution(FiniteModel):
-    """Number of tokens by rollout and train probability. `x` and `y` are the centers of hexagons of equal `width`."""
+    """Number of tokens by rollout and train probability. `x` and `y` are the centers of hexagons with this `width`."""
 
     width: float
     x: list[float]
@@ -401,17 +401,17 @@ class RunContent(FiniteModel):
         repeated: number of sequences with the same log-probs as an earlier sequence.
         repeated_tokens: number of valid tokens in the repeated sequences.
         example: one repeated sequence and the earlier sequence with the same log-probs.
-        hidden: share of masked tokens, among the tokens that have a log-prob on both sides.
+        hidden: share of masked tokens, among the tokens with a rollout log-prob and a train log-prob.
         hidden_abs_diff: mean of min(|log ratio|, 1) over these masked tokens, in nats.
         shown_abs_diff: mean of min(|log ratio|, 1) over the valid tokens, in nats.
-        loud: share of masked tokens whose |log ratio| is above the 99.9% quantile of the valid tokens.
+        loud: share of masked tokens whose |log ratio| is above the 99.9% quantile of the valid tokens' |log ratio|.
         holes: share of masked tokens among the tokens from the first to the last valid token of each row.
-        clipped: share of valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both sides.
-            The larger share counts. If chance explains it, the value is 0.
-        doubts: causes with high confidence which mean that a column does not contain what its name says.
+        clipped: share of valid tokens with exactly the largest |log ratio|, or with the lowest rollout log-prob and the
+            lowest train log-prob. This is the larger of the two shares, or 0 if chance explains it.
+        doubts: causes with high confidence because of which the values of a column are not what its name says.
         vocabulary: number of tokens by token id modulo 64.
         id_p95: 95% quantile of the token ids.
-        responses: hash of all responses in any order, if all rows have token ids.
+        responses: hash of all responses (their order does not matter), empty unless all rows have token ids.
         models: names of the models in the rows.
         engines: names of the inference engines in the rows.
     """
@@ -457,7 +457,7 @@ class BaselineRatio(FiniteModel):
 
     @property
     def rose(self) -> bool:
-        """Return True if K3 rose significantly (one-sided test at 5%)."""
+        """Return True if K3 is significantly higher than in the baseline (one-sided test at 5%)."""
         if self.factor is None or self.interval is None:
             return False
         return math.log(self.factor) * INTERVAL_Z > math.log(self.interval[1] / self.factor) * ONE_SIDED_Z
@@ -499,15 +499,15 @@ class RunResult(TextView, FiniteModel):
 
     Attributes:
         sides: the errors of rollout and trainer (null without `reference_log_probs`).
-        story: the summary that terminal, report and notebook show (null in a hand-made Result until it is shown).
+        story: the summary that terminal, report and notebook show (null in a Result that you build, until it is shown).
         logged: for each correction, the metrics that the framework would have logged, with one value per step.
         log: the values of the run's own log (`--against`), with one value per step.
-        order: a sentence that says which series changed first.
+        order: a sentence about which series (K3, or one of `log`) changed first.
         lags: for each series of the log, how many steps later K3 changes.
         against: for each correction, a comparison of `log` with `logged`.
         against_metrics: a comparison of other metrics in the log, which are not in `logged`.
         fresh_batches: for each correction, the predicted share of rejected tokens in a new batch.
-        presets: the points of a chart of all presets (only filled if a page was written).
+        presets: for each preset, a point of a chart (only filled if an HTML page was written).
     """
 
     overall: OverallMetrics
@@ -569,7 +569,7 @@ class RunResult(TextView, FiniteModel):
 
 
 class InputFile(FiniteModel):
-    """An input file. `dtypes` are the types of its numeric columns. `skipped` is the number of left-out sequences."""
+    """An input file. `dtypes` are the types of its numeric columns. `skipped` is how many sequences were left out."""
 
     path: str
     run: str
@@ -583,13 +583,13 @@ class InputFile(FiniteModel):
 
 
 MASKED_TOKENS = "masked tokens"
-"""Reason for tokens that `--on-bad mask` masked. The example contains the name of the column without a value."""
+"""The `reason` of tokens that `--on-bad mask` masked. The `example` names the column that has no value for them."""
 
 
 class SkippedData(FiniteModel):
     """Data that `--on-bad skip` or `mask` left out of a file, with the reason and the first example.
 
-    `count` is the number of sequences or tokens. `size` is the size in bytes if the whole file was left out, or else 0.
+    `count` counts its sequences or tokens. `size` is the size in bytes if the whole file was left out, or else 0.
     """
 
     file: str
@@ -611,7 +611,7 @@ class Provenance(FiniteModel):
     """Origin of a Result: the input files and the options of the analysis.
 
     `framework` is the name and version of the framework whose metrics are in `RunResult.logged`. `replay` contains the
-    settings of this framework. `device` is the device that did the calculation, or null for the CPU. `log` is the file
+    settings of this framework. `device` is the device that did the calculation, or null for the CPU. `log` is the path
     of the run's log. `unread` are files in the given folders that contain dump data, but are not named like a dump.
     """
 
@@ -713,7 +713,7 @@ def find_run(result: Result, name: str) -> str | None:
 def storage_types(result: Result, run: str) -> dict[str, str]:
     """Return the data type (such as `float`) of each log-prob column in the files of a run.
 
-    If a file contains several runs (column `run`), each of them gets the types of all files.
+    If a file contains several runs (column `run`), each of these runs gets the types of all files.
     """
     files = [file for file in result.provenance.inputs if file.run == run] or result.provenance.inputs
     found = {

@@ -24,15 +24,15 @@ from mismatchctl.results.model import FORMAT, Clusters, Groups, Result, RunResul
 from mismatchctl.results.summary import get_summary
 
 _SAME_TOLERANCE = 1e-6
-"""Relative tolerance of sums, because the cluster table stores nine digits."""
+"""Sums may differ by this relative amount, because the cluster table stores nine digits."""
 _LAYER_TOLERANCE = 2e-4
-"""Relative tolerance of the LAYER_COLUMNS, which are stored with five digits."""
+"""The same for LAYER_COLUMNS, which are stored with five digits."""
 _LARGEST_CHECKED = 1e290
 """Larger sums may have overflowed and are not checked."""
 
 
 class _InconsistencyError(Exception):
-    """The first inconsistency of a Result: the path of the value, and the problem."""
+    """The first inconsistency in a Result, as `path of the value: problem`."""
 
 
 def _require(fits: bool | np.bool_, place: str, problem: str) -> None:
@@ -173,7 +173,7 @@ def _check_layers(sums: Mapping[str, Float64s], place: str) -> None:
 
 
 def _check_sums(run: RunResult, sums: Mapping[str, Float64s], place: str) -> None:
-    """Check that the sums over clusters and over steps agree with the run's own values."""
+    """Check that the sums over clusters and over steps agree with the overall values of the run."""
     whole = {key: found.value for key, found in run.overall.metrics.items() if found.value is not None}
     for key in ("tokens", "sequences"):
         parts = run.groups.metrics[key].value if key in run.groups.metrics else []
@@ -216,11 +216,11 @@ _REMEDY = "pass a file that analyze -o or gate --save-baseline wrote"
 
 
 _RESULT_START = 512
-"""Number of bytes at the start of a file that name the tool."""
+"""Number of bytes at the start of a file that are read to recognize a Result."""
 
 
 def is_result(path: str | Path) -> bool:
-    """Return True if the file is a Result. For empty, unreadable and remote files, the suffix decides."""
+    """Return True if a file looks like a Result. If it is empty, unreadable or remote, its suffix must be `.json`."""
     if Path(path).suffix in (".jsonl", ".ndjson"):
         return False
     if is_remote(str(path)):

@@ -40,20 +40,20 @@ from mismatchctl.results.model import (
 )
 
 MANY_REJECTED = 0.5
-"""A correction that rejects at least this share of tokens is costly."""
+"""A correction that rejects more than this share of tokens gets the warning `costly`."""
 LOSS_SCALE_RANGE = (0.8, 1.25)
-"""Outside this range, the mean weight of a correction changes the effective learning rate and is reported."""
+"""A correction whose `loss_scale` is outside this range is reported, because it changes the effective learning rate."""
 HARMLESS_CAUSES = frozenset({"identical", "numerical_noise", "log_densities", "batch_dependent_kernels"})
 """Causes that need no action."""
 SYMPTOMS = frozenset({"growing_mismatch", "unexplained"})
-"""Findings that describe the mismatch. They are listed after the causes."""
+"""Findings that describe the mismatch instead of its cause. Headlines show causes first."""
 MIN_HEADLINE_SHARE = 0.05
-"""A finding in the headline explains at least this share of K3."""
+"""A finding must explain at least this share of K3 to be in the headline."""
 CORRECTABLE_CAUSES = frozenset(
     {"numerical_noise", "moe_routing", "quantized_rollout", "cache_quantization", "weights_differ", "stale_policy",
      "growing_mismatch", "identical", "unexplained"}
 )  # fmt: skip
-"""Causes that corrections are designed for, or that cannot be fixed."""
+"""Causes that `find_fixable` skips: corrections are designed for them, or they cannot be fixed."""
 CAUSES_WITH_VALID_ROLLOUT = frozenset(
     {"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"}
 )
@@ -78,7 +78,7 @@ def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None)
 
 
 def summarize_runs(result: Result, baseline: tuple[str, Result] | None = None) -> None:
-    """Store a summary in each run of a Result. With a baseline, compare each run with the run of the same name."""
+    """Store a summary in each run of a Result. With a baseline, compare each run with the baseline's."""
     for name, run in result.runs.items():
         chosen = None if baseline is None else find_run(baseline[1], name)
         run.story = summarize_run(
@@ -133,7 +133,7 @@ def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> Basel
 
 
 def k3_interval(k3: Value) -> tuple[float, float] | None:
-    """Return the 95% interval of K3. If the Result has only a standard error, the interval is symmetric."""
+    """Return the 95% interval of K3. If only the standard error is known, use a symmetric interval."""
     if k3.interval or not k3.se or k3.value is None:
         return k3.interval
     return max(k3.value - INTERVAL_Z * k3.se, 0.0), k3.value + INTERVAL_Z * k3.se
@@ -167,7 +167,7 @@ def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
     if growth.onset is not None:
         facts.append(Fact(name="onset", value=growth.onset, meaning="first step with another K3 than earlier steps"))
     cause = headline_finding(run.findings)
-    # The errors of steps with few prompts are too small, so that steps of a healthy run look uneven.
+    # With few prompts per step, standard errors are too small, so that even a healthy run looks uneven.
     harmless = cause is not None and cause.cause in HARMLESS_CAUSES and cause.confidence != "low"
     uneven: AnswerLevel = "good" if harmless else "fair"
     levels: dict[str, AnswerLevel] = {"grew": "bad", "uneven": uneven, "unknown": "unknown"}
@@ -220,7 +220,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 
 
 def headline_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Choose a finding with at least 5% of K3. Causes precede symptoms, and harmless findings are last."""
+    """Return the first finding that explains 5% of K3: causes come before symptoms, and harmless causes last."""
     sure = [found for found in findings if found.confidence != "low"]
     large = [one for one in sure if one.share_k3 is None or one.share_k3 >= MIN_HEADLINE_SHARE]
     ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
@@ -239,7 +239,7 @@ def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Findi
 
 
 def find_growth(findings: Sequence[Finding]) -> float | None:
-    """Return the factor by which K3 grew, if a finding contains it."""
+    """Return the factor by which K3 grew, from the evidence of the first finding that contains it."""
     for finding in findings:
         facts = {fact.name: fact.value for fact in finding.evidence}
         factor = facts.get("factor")
@@ -461,7 +461,7 @@ def describe_onset(growth: Growth, last_step: Label = None) -> str:
 
 
 def _describe_level(summary: RunSummary, *, named: bool) -> str:
-    """Describe a high K3. Unless the cause is `named`, also mention a K3 that is normal for mixtures of experts."""
+    """Describe K3 if it is high. If no cause is `named`, also if it is only high for models that are not MoE."""
     against = summary.against
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"

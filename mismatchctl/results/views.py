@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     StrPath = str | os.PathLike[str]
 
 HEADLINE_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens", "sequences")
-"""Metrics that text output shows. If the run lacks them, text output shows the first metrics of the run."""
+"""Metrics that text output shows. If a run does not have them, text output shows its first metrics."""
 SWEEP_COLUMNS = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
-"""Metrics that text output shows for each point of a sweep."""
+"""Columns that text output shows for each point of a sweep."""
 MAX_LINES, MAX_WIDTH, MAX_CELL = 24, 100, 44
 
 TableText = tuple[list[str], list[list[str]]]
@@ -57,7 +57,7 @@ def json_text(data: object) -> str:
 
 
 def add_version(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the format, the name of the tool and its version to the data of a command's JSON."""
+    """Add the format, the tool name and the tool version to the data that a command prints as JSON."""
     return {"format": 1, "tool": "mismatchctl", "version": __version__} | {**data}
 
 
@@ -115,7 +115,7 @@ class View(TextView):
 
     @abstractmethod
     def to_json(self) -> str:
-        """Return strict JSON, as the `--json` option prints it."""
+        """Return strict JSON, the same that the option `--json` prints."""
 
     def save(self, path: StrPath) -> None:
         """Write the JSON.
@@ -144,7 +144,7 @@ class View(TextView):
 class ByRun(Generic[Item]):
     """Base class of results with one entry per run: `result["name of the run"]`."""
 
-    if TYPE_CHECKING:  # each model declares this field, in its own order
+    if TYPE_CHECKING:  # the models declare it, because it is not their first field
 
         @property
         def runs(self) -> dict[str, Item]:
@@ -171,7 +171,7 @@ def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def make_frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.DataFrame:
-    """Convert rows to a polars table. Each item of `columns` is a polars type and the columns that have this type."""
+    """Convert rows to a polars table. `columns` are pairs of a type and its columns: `("Float64", "value se")`."""
     import polars as pl
 
     kinds = {name: getattr(pl, kind) for kind, names in columns for name in names.split()}

@@ -1,4 +1,4 @@
-"""Test whether a metric is worse than in a baseline, by significantly more than an allowed change."""
+"""Test whether a metric is worse than in the baseline by significantly more than the allowed change."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
-"""Share of the baseline's tokens above the upper K3 cap of the bulk (most tokens) and of the shoulder (next tokens)."""
+"""The K3 of a token is split at two caps. At most these shares of the baseline's tokens exceed the first and second."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
 """How the significance level is divided among five tests: K3 of the bulk and of the shoulder, evened K3 (K3 weighted by
 EVENED_WEIGHTS), lost tokens (tokens with a larger K3 than nearly all of the baseline's), and total K3.
 
-Each test detects changes that the other tests miss. If there are too few lost tokens for a decision, the other tests
-get their share.
+Each test detects changes that the other tests miss. If too few tokens are lost for a decision, the share of this test
+goes to the other tests.
 """
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
 """Weights of the probability bins: about 1 / (1 - p), because the effect of a logit error is proportional to 1 - p."""
-_CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # the limits of a cluster, in median deviations from the median
-_MIN_CLIPPED_CLUSTERS = 8  # with fewer clusters in the baseline, its median deviation is uncertain
-# A token is lost if its K3 exceeds a cap that nearly no token of the baseline exceeds (at most `_MOST_LOST_SHARE`).
-# The lowest possible cap belongs to |log ratio| = 2^_LOST_EXPONENT.
+_CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # limits of a cluster's excess, in median deviations
+_MIN_CLIPPED_CLUSTERS = 8  # if the baseline has fewer clusters, the excess is not limited
+# A token is lost if its K3 exceeds a cap that at most _MOST_LOST_SHARE of the baseline's tokens exceed. The cap is at
+# least the K3 of |log ratio| = 2^_LOST_EXPONENT.
 _LOST_EXPONENT, _MOST_LOST_SHARE = -2, 1e-4
-# All clusters with lost tokens may be in the new sample by chance. If p is at most 3 * level, there are enough of them.
+# Lost tokens are tested if the chance that all clusters with lost tokens are new is at most _LOST_LEVELS * level.
 _LOST_LEVELS = 3.0
-_ROUNDING = 1e-6  # relative to the sum of all |excess|
-_TIE_WEIGHT = 0.02  # weight of the bulk in the test of lost tokens. It breaks ties.
-_MOST_BULK_WEIGHT = 0.4  # its maximum, so that one lost token has more weight
+_ROUNDING = 1e-6  # rounding error, relative to the sum of |excess| over clusters
+_TIE_WEIGHT = 0.02  # weight of the bulk's excess in the test of lost tokens, to break ties
+_MOST_BULK_WEIGHT = 0.4  # maximum of this part, so that one lost token counts more
 
 
 class Allowance(BaseModel):
@@ -80,7 +80,7 @@ ROUNDING_TOLERANCE = 1e-4
 
 
 class K3Part(FiniteModel):
-    """One part of K3: up to a low cap per token (bulk), from there to a high cap (shoulder), or above it (tail).
+    """One part of K3: per token, the K3 below a low cap (bulk), between two caps (shoulder), or above these (tail).
 
     `share` is this part's share of the baseline's K3. `rise` is the relative change of this part's mean since the
     baseline, at equal rollout probabilities, with a 95% `interval`. `rose` is true if the rise is significant
@@ -96,7 +96,7 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """The part of the excess over an allowed limit that each cluster causes.
+    """The excess of a metric over its allowed limit, divided among the clusters.
 
     The sum over `new` is the excess of the new sample. The sum over `old` is about 0, because the baseline defines the
     limit.
@@ -108,7 +108,7 @@ class ExcessStatistic:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Ignore rounding errors."""
+        """Return True if the excess of the new sample is larger than rounding errors."""
         rounding = np.abs(_ROUNDING * self.new).sum()
         return bool(self.new.sum() > min(rounding, sys.float_info.max))  # an overflow exceeds the limit
 
@@ -171,7 +171,7 @@ def find_layers(
 def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: float = 0.05) -> list[ExcessStatistic]:
     low, high = old.find_cap(BULK_SHARE), old.find_cap(SHOULDER_SHARE)
     sizes = new.tokens.sum(1), old.tokens.sum(1)
-    risen = old.scale(1 + allowance.relative) if allowance.relative else old  # caps do not grow with K3
+    risen = old.scale(1 + allowance.relative) if allowance.relative else old  # the caps do not grow
     limited = [new.capped, risen.capped + allowance.absolute * old.tokens[:, :, None]]
     bulk = _excess_within_bins(new, old, *(each[:, :, low] for each in limited))
     shoulder = _excess_within_bins(new, old, *(each[:, :, high] for each in limited))
@@ -194,7 +194,7 @@ def _excess_over_limit(
 
 
 def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
-    """Use a separate limit in each bin of the rollout probability."""
+    """Add up the excess over a separate limit in each bin of the rollout probability."""
     found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
         values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))
@@ -227,7 +227,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Add a small part of `bulk` and `others`, which breaks ties between equal counts."""
+    """Return the excess of lost tokens. A small part of `bulk` and `others` breaks ties between equal counts."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -238,7 +238,7 @@ def _lost_statistic(
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
     """Return the smallest number of clusters with lost tokens that can be significant at this level."""
     places = np.arange(new)
-    all_new = np.cumprod((new - places) / (new + old - places))  # probability for 1, 2, ... clusters
+    all_new = np.cumprod((new - places) / (new + old - places))  # chance that all of 1, 2, ... clusters are new
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
     return float(reached[0]) + 1 if len(reached) else math.inf
 
@@ -254,9 +254,9 @@ def linear_statistic(
 ) -> ExcessStatistic:
     """Return the excess of a metric over its limit as a sum over clusters. The sum is exact for a mean.
 
-    For other smooth metrics, the sum is a linear approximation at the value of each sample. Thus a larger value always
-    gives a larger excess. For importance weights, the approximation is at the value of the two samples together. A few
-    large weights would distort the slopes of a single sample.
+    For other metrics, it is a linear approximation. Each sample has its own slopes, so that a larger value always gives
+    a larger excess. Only metrics of importance weights use slopes of the two samples together, because a few large
+    weights would distort the slopes of a single sample.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]
@@ -316,7 +316,7 @@ def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3P
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None, bool]:
-    """Compare the means at equal rollout probability. Return the rise, its interval, and whether it is significant."""
+    """Return the rise of a mean at equal rollout probabilities, its interval, and True if the rise is significant."""
     expected, spread = np.zeros(len(new_tokens)), np.zeros(len(old))  # K3 expected from the baseline, and its error
     for bins in merge_bins(old_tokens.sum(axis=0)):
         size = float(old_tokens[:, bins].sum())

@@ -18,13 +18,13 @@ from mismatchctl.stats.samples import ClusterSample, TableMetric
 
 REPLICATES = 1 << 15
 """Number of bootstrap replicates, enough for a few hundred simultaneous comparisons."""
-_BITS = 64  # replicates per hash
-_BLOCK = 1 << 20  # weights drawn at once
+_BITS = 64  # replicates that one 64-bit hash serves
+_BLOCK = 1 << 20  # number of weights to draw at once
 _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Draw a weight (0 or 2) per cluster. A row is one bootstrap replicate."""
+    """Draw a weight (0 or 2) per cluster for replicates `start` to `stop` - 1. A row is one bootstrap replicate."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -55,7 +55,7 @@ def resample_metrics(
 
 
 def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
-    """Return the percentile interval of bootstrap replicates, unless too many replicates are NaN."""
+    """Return the 95% percentile interval of bootstrap replicates, unless too many replicates are NaN."""
     ordered = np.sort(draws)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
     place = max(int(round((1 - INTERVAL_LEVEL) / 2 * (len(ordered) + 1), 6)) - 1, 0)
@@ -65,7 +65,7 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Return the p-value of the claim "the number is above 0", from its bootstrap replicates. NaN counts as 0."""
+    """Return the p-value of "the number is not above 0" from bootstrap replicates of the number. NaN counts as 0."""
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)
@@ -91,16 +91,16 @@ def adjust_fdr(p_values: Sequence[float]) -> list[float]:
 
 
 LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
-_PER_LEVEL = 5  # minimum number of relabelings beyond the significance level
-_PERMUTATION_BLOCK = 1 << 20  # labels drawn at once
+_PER_LEVEL = 5  # minimum number of drawn relabelings with p below the significance level
+_PERMUTATION_BLOCK = 1 << 20  # number of labels to draw at once
 _PERMUTATION_SALT = np.uint64(0x7065726D75746564)
-_ROUNDING = 1e-9  # totals with a smaller relative difference count as equal
+_ROUNDING = 1e-9  # totals whose relative difference is smaller count as equal
 Labels = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class SampleExchange:
-    """Permutation test of two samples, which exchanges the labels "new" and "old" of the clusters."""
+    """Permutation test of two samples. A relabeling exchanges the labels "new" and "old" between clusters."""
 
     new: Hashes
     old: Hashes
@@ -108,7 +108,7 @@ class SampleExchange:
 
     @cached_property
     def pairs(self) -> tuple[Hashes, Ints, Ints]:
-        """Return the clusters that are in both samples, their rows in `new`, and their rows in `old`."""
+        """Return the clusters that the two samples share, their rows in `new`, and their rows in `old`."""
         found: tuple[Hashes, Ints, Ints] = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
         return found
 
@@ -129,13 +129,13 @@ class SampleExchange:
         return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
 
     def totals(self, new: Float64s, old: Float64s) -> Float64s:
-        """Add up the rows with label "new". Row 0 has the observed labels. Each other row is one relabeling."""
+        """Return sums over the clusters labeled "new": with the observed labels (row 0), and with each relabeling."""
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
 
     def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
-        """Return one-sided p-values of the observed totals. Compute very small p-values without random draws."""
+        """Return one-sided p-values of the observed totals: `shares`, or if they are tiny, `relabeling_tail`."""
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
@@ -194,7 +194,7 @@ def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Itera
 
 
 def count_relabelings(new: int, old: int, shared: int = 0) -> int:
-    """Return the number of ways to label the clusters as new and old. `shared` clusters are in both samples."""
+    """Return the number of ways to label the clusters as new and old, if the samples have `shared` common clusters."""
     return math.comb(new + old - 2 * shared, new - shared) << shared
 
 
@@ -206,10 +206,10 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
     """Estimate which share of all relabelings has a total of at least `total`, without random draws.
 
     The estimate is the saddlepoint approximation of Skovgaard (1987), but at most the Chernoff bound. `differences` are
-    new minus old values of the clusters that are in both samples. A relabeling changes the signs of some differences.
+    new minus old values of common clusters: relabelings change some signs. They choose `chosen` of the other, `single`.
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
-    if not 0 < largest < math.inf:  # the test is also true for NaN
+    if not 0 < largest < math.inf:  # also true for NaN
         return 1.0
     half, single, total, size = differences / largest / 2, single / largest, total / largest, len(single)
     log_ways, log_chance, share = len(half) * math.log(2), 0.0, chosen / max(size, 1)
@@ -235,7 +235,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
 
 
 def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> tuple[float, float, float]:
-    """Maximize the exponent of the bound by Newton's method. Each step gives a valid bound."""
+    """Maximize the exponent of the Chernoff bound by Newton's method. Return exponent, slope and curvature."""
     share = chosen / len(single) if len(single) else 0.5
     logit, unlabelled = math.log(share / (1 - share)), len(single) * math.log1p(-share)
 
@@ -274,7 +274,7 @@ def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: floa
 
 
 def shares_above(totals: Float64s) -> Float64s:
-    """Return for each total [1 + R, K] the share of its column that is at least as large."""
+    """Return, for each of the totals [1 + R, K], which share of its column is at least as large."""
     shares = np.empty_like(totals)
     for column, out in zip(totals.T, shares.T, strict=True):
         ordered, size = np.sort(column), np.abs(column[np.isfinite(column)]).max(initial=0.0)

@@ -21,9 +21,9 @@ from mismatchctl.measure.sums import Hashes, hash_values, mix_hashes
 from mismatchctl.results.model import Clusters, Groups, RunResult
 
 RECORD_REMEDY = "record the log-probs that the metric compares, and pass the dump instead of a Result"
-"""Remedy if log-probs of a policy pair are missing."""
+"""Remedy to show if the log-probs of a pair of policies are missing."""
 DUMP_REMEDY = "pass the dump instead of the Result"
-"""Remedy if a Result lacks the requested data."""
+"""Remedy to show if a Result does not contain the requested data."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ClusterSample:
     """Sums per cluster over a run, over a step, or over the sequences with one value of a `--by` column."""
 
     keys: Hashes  # ascending hashes [N]. A cluster has the same hash in all Results
-    names: tuple[str, ...]  # of the columns [K]
+    names: tuple[str, ...]  # names of the columns [K]
     sums: Float64s  # [N, K]
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class ClusterSample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def equal_sides(self, other: ClusterSample) -> list[str]:
-        """Return the sides (rollout, train) with equal log-probs, if the two samples have the same responses."""
+        """If two samples have the same responses, return the sides (rollout, train) whose log-probs are equal too."""
         sizes = ("tokens", "sequences", "squared_length")
         if not (np.array_equal(self.keys, other.keys) and all(self._agrees(other, name) for name in sizes)):
             return []
@@ -70,7 +70,7 @@ class ClusterSample:
 
 
 def build_run_sample(run: RunResult) -> ClusterSample:
-    """Return all clusters of a run. A prompt in several steps is one cluster. Other clusters belong to one step."""
+    """Return all clusters of a run. A prompt is one cluster over all steps. Without prompts, clusters are per step."""
     return _build_sample(run.clusters, run.groups, np.ones(len(run.clusters.hashes), np.bool_))
 
 
@@ -97,7 +97,7 @@ def _build_sample(
     """Add up the rows of each cluster. A cluster that is not a prompt counts separately in each step."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
-    sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # the largest value that is stored means an overflow
+    sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # Results contain LARGEST_SUM instead of infinity
     if table.by != "prompt" and table.groups and steps is not None:
         keys = mix_hashes(keys, hash_values(np.array(list(map(str, steps.labels))))[table.groups])
     return ClusterSample.merge(keys[rows], tuple(table.columns), sums[rows])
@@ -108,8 +108,8 @@ class TableMetric:
     """A metric that is computed from a cluster table."""
 
     metric: Metric
-    prefix: str = ""  # of its columns, for a policy pair or a correction. Columns without the prefix are used too
-    needs: str = ""  # a column that must exist
+    prefix: str = ""  # of its columns, such as `drift_`. A column that only exists without prefix is also read
+    needs: str = ""  # a column that the table must contain
 
     @property
     def is_resampled(self) -> bool:
@@ -163,11 +163,11 @@ def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
     return known[key]
 
 
-_SLOPE_STEP = 1e-4  # relative change of a cluster's weight, divided by the number of clusters
+_SLOPE_STEP = 1e-4  # change of a cluster's weight for numerical derivatives, before division by the number of clusters
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """Return the metric, its derivative by each cluster's weight, and the size of each cluster."""
+    """Return the metric, its derivative by each cluster's weight, and the size of each cluster (usually in tokens)."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)
@@ -201,7 +201,7 @@ _SCARCE_SHARE = 0.005  # minimum share of tokens in a bin
 
 @dataclass(frozen=True)
 class K3Layers:
-    """K3 per cluster and bin of the rollout probability. The K3 of a token is limited to each of several caps."""
+    """Sums of K3 per cluster and bin of the rollout probability. `capped` limits the K3 of each token to each cap."""
 
     k3: Float64s  # sum over all tokens [N]
     tokens: Float64s  # number of tokens by bin [N, B]
@@ -217,23 +217,23 @@ class K3Layers:
 
     @cached_property
     def share_above(self) -> Float64s:
-        """Return the share of tokens above each cap except the last. Tokens between two caps count partly."""
+        """Return the share of tokens above each cap except the last. A token between two caps counts as a fraction."""
         found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
         return found
 
     def find_cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
-        """Return the index of the lowest cap that at most `share` of the tokens exceed."""
+        """Return the index of the lowest cap, from exponent `least` on, that at most `share` of the tokens exceed."""
         first = least - CAP_EXPONENTS[0]
         reached = np.flatnonzero(self.share_above[first:] <= share)
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
 
     def count_above(self, cap: int) -> Float64s:
-        """Count the tokens above a cap in each cluster. Tokens between this cap and the next count partly."""
+        """Count the tokens above a cap in each cluster. A token between this cap and the next counts as a fraction."""
         found: Float64s = np.diff(self.capped[:, :, cap : cap + 2].sum(axis=1), axis=1)[:, 0] / _CAP_STEPS[cap]
         return found
 
     def scale(self, factor: float) -> K3Layers:
-        """Multiply the K3 of each token by `factor`. Sums between two stored caps are interpolated."""
+        """Multiply the K3 of each token by `factor`. The sums for the caps are then interpolated."""
         below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
         known = np.concatenate([below, self.capped], axis=2)
         caps, wanted = np.concatenate([[_LOWEST_K3], K3_CAPS]), np.maximum(K3_CAPS / factor, _LOWEST_K3)
