@@ -1,4 +1,4 @@
-"""The document model. Documents contain the strings of dumps unchanged, and the writers escape these strings."""
+"""The document model, which writers render as HTML, text or Markdown. They also escape its strings from dumps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
-"""Values of `reach`: a part is shown everywhere, in the terminal and on pages, or only on pages."""
-MIN_SPARKLINE_SPREAD = math.log(1.5)  # minimum range of a sparkline's axis, in nats
+"""Values of `reach`: a part is shown everywhere (also in Markdown), in the terminal and on pages, or only on pages."""
+MIN_SPARKLINE_SPREAD = math.log(1.5)  # minimum range of the log axis of a sparkline
 PartT = TypeVar("PartT", bound="DocumentPart")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell, drawn as a sparkline if it has a series. `reason` is a footnote, `brief` a shorter text."""
+    """A table cell. `reason` is a footnote, `brief` is a shorter text. A `series` is drawn as a sparkline."""
 
     text: str = ""
     reason: str = ""
@@ -41,17 +41,17 @@ def number_cell(value: float | None, unit: str = "", form: Callable[[Any], str] 
 
 @dataclass(frozen=True)
 class Column:
-    """A column. `text` is the heading, `make` returns the cell for an item, and `kind` is the style of the cells."""
+    """A table column. `text` is the heading, `make` returns the cell for an item, `kind` is the style of the cells."""
 
     text: str
     make: Callable[[Any], TableCell | str | float | None] | str = str  # a function, or the name of an attribute
     kind: str = "number"
-    drop: int | None = None  # a narrow terminal drops high numbers first, never 0. Only HTML shows None.
+    drop: int | None = None  # narrow terminals drop columns with high numbers first, never 0. None: only for HTML
     unit: str = ""
     description: str = ""
-    anchor: str = ""  # of the glossary entry
-    short: str = ""  # heading on narrow media
-    flexible: bool = False  # the terminal cuts the cells to the remaining width
+    anchor: str = ""  # glossary entry to which the heading links
+    short: str = ""  # shorter heading for terminal and Markdown
+    flexible: bool = False  # in the terminal, the cells get the remaining width
 
     @property
     def numeric(self) -> bool:
@@ -79,7 +79,7 @@ class DocumentPart:
 
 @dataclass
 class Table(DocumentPart):
-    """A table: columns, and a row of cells per item."""
+    """A table: its columns, and its rows of cells."""
 
     caption: str
     heads: Sequence[Column]
@@ -89,9 +89,9 @@ class Table(DocumentPart):
     title: str = ""
     folded: bool = False
     prose: bool = False  # long cells wrap
-    max_rows: int = 0  # the terminal shows only the rows with the largest first number
-    runs: Sequence[int] = ()  # index of the run of each row
-    compact: bool = False  # without a rule below the headings
+    max_rows: int = 0  # if not 0, the terminal shows only this number of rows: the largest in column 1
+    runs: Sequence[int] = ()  # index of the run to which each row belongs
+    compact: bool = False  # in the terminal, without a line below the headings
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
     @classmethod
@@ -116,7 +116,7 @@ class Answers(DocumentPart):
 
 @dataclass(frozen=True)
 class RunCard:
-    """The summary of one of several runs. `index` is the run's position. `anchor` is the section with its details."""
+    """The summary of one of several runs, the run number `index`. `anchor` is the section with its details."""
 
     index: int
     name: str
@@ -152,13 +152,13 @@ def alarms(notes: Iterable[str]) -> Iterator[Note]:
 class Card(DocumentPart):
     """A finding, a check or a piece of advice. `lines` and `details` contain pairs (heading, text)."""
 
-    mark: str  # label before the title, such as a confidence, in the color of `level`
+    mark: str  # word before the title, such as a confidence, in the color of `level`
     level: str
     title: str
     text: str = ""
     tag: str = ""
     lines: Sequence[tuple[str, str]] = ()
-    details: Sequence[tuple[str, str]] = ()  # folded on a page. With --verbose, they replace the lines.
+    details: Sequence[tuple[str, str]] = ()  # a page folds them, --verbose shows them instead of `lines`
 
 
 def add_heading(heading: str, lines: Iterable[str]) -> list[tuple[str, str]]:
@@ -170,7 +170,7 @@ class Facts(DocumentPart):
     """A list of pairs (name, text)."""
 
     rows: Sequence[tuple[str, str]]
-    series: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # drawn before the text of a name
+    series: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # name -> sparkline before its text
     wrong: Collection[int] = ()  # indices of rows that need attention
     reach: int = field(default=TERMINAL_AND_PAGE, kw_only=True)
 
@@ -186,11 +186,11 @@ class Code(DocumentPart):
 
 @dataclass
 class Figures(DocumentPart):
-    """Figures side by side. Missing figures are dropped."""
+    """Figures side by side. Figures that are `None` are left out."""
 
-    figures: Any  # figures, or None
-    axes: Sequence[str] = ()  # name of the threshold of each figure, for the script of a sweep
-    runs: bool = False  # the reader of the page can choose the drawn runs
+    figures: Any
+    axes: Sequence[str] = ()  # per figure: key of the threshold on its x-axis, for the script of a sweep
+    runs: bool = False  # True if readers of the page can choose which runs are drawn
     height: int = 0  # in pixels; 0 means the default
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
@@ -200,7 +200,7 @@ class Figures(DocumentPart):
 
 @dataclass
 class Explorer(DocumentPart):
-    """The interactive threshold explorer of a sweep. `data` returns its data. `anchors` are its glossary entries."""
+    """The interactive threshold explorer of a sweep. `data` returns its data, `anchors` are its glossary entries."""
 
     data: Callable[[], Any]
     anchors: Collection[str]
@@ -209,19 +209,19 @@ class Explorer(DocumentPart):
 
 @dataclass
 class Section(DocumentPart):
-    """A section. Its parts can be sections. If the title is empty, no heading is shown."""
+    """A section. Its parts can also be sections. A section with an empty title has no heading."""
 
     title: str
     anchor: str
     parts: list[Any] = field(default_factory=list)
     lead: str = ""
     note: str = ""
-    folded: bool = False  # opens on a click
-    opened: bool = False  # a folded section that is open at first
-    terminal: bool = False  # not on pages
+    folded: bool = False  # on a page, shown after a click
+    opened: bool = False  # for a folded section: open at first
+    terminal: bool = False  # only in the terminal
     level: str = ""  # FAIL, CHECK or OK
     series: Sequence[float | None] = ()  # sparkline in the heading
-    run: int | None = None  # index of the run
+    run: int | None = None  # index of the run that it shows
 
     def add(self, *parts: DocumentPart | None) -> Section:
         self.parts += filter(_has_content, parts)
@@ -229,7 +229,7 @@ class Section(DocumentPart):
 
 
 def scale_sparkline(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Average a positive series to at most `width` points. Return heights from 0 to 1 on a log axis."""
+    """Average a positive series to at most `width` points, and return their heights (0 to 1) on a log axis."""
     heights = [None if value is None else math.log(value) if value > 0 else -math.inf for value in values]
     if len(heights) > width:
         cuts = [round(i * len(heights) / width) for i in range(width + 1)]

@@ -36,12 +36,12 @@ def render_html(page: Document) -> str:
     anchors = {cell.anchor for table in tables for row in (table.heads, *table.rows) for cell in row}
     anchors |= {anchor for part in page.parts(Explorer) for anchor in part.anchors}
     glossary = {anchor: find_metric(anchor[2:], anchor[0]) for anchor in sorted(anchors - {""})}
-    places = map(str, count())  # the template draws the figures in their order
+    places = map(str, count())  # the template reads one per figure, in order
     return render_page("document.html.j2", page, own, libraries, figures=data, glossary=glossary, places=places)
 
 
 def render_page(template: str, page: Any, own: Sequence[str] = (), libraries: Sequence[str] = (), **more: Any) -> str:
-    """Render a template with the shared scripts and styles, the `libraries`, and the template's `own` files."""
+    """Render a template with the shared scripts and styles, with `libraries`, and with the files named in `own`."""
     scripts = ["\n" + (find_templates() / f"{name}.js").read_text("utf-8") for name in (*libraries, "report", *own)]
     styles = [(find_templates() / f"{name}.css").read_text("utf-8") for name in ("report", *own)]
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)

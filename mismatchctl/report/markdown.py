@@ -27,7 +27,7 @@ def render_markdown(document: doc.Document) -> str:
 
 
 def _render_parts(parts: Iterable[doc.DocumentPart], level: int) -> Iterator[str]:
-    """Render parts as Markdown. Consecutive cards, or notes, become one list."""
+    """Render parts as Markdown. Consecutive cards become one list, and so do consecutive notes."""
     for kind, alike in groupby((part for part in parts if doc.is_shown(part, doc.EVERYWHERE)), type):
         if kind in (doc.Card, doc.Note):
             yield "\n".join(map(_render_item, alike))

@@ -46,7 +46,7 @@ def by_severity(judged: Mapping[str, RunStatus]) -> list[str]:
 
 
 def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = "") -> Headline:
-    """State the answer of a single run, or how many runs need attention. `calm` is the title if no run does."""
+    """State the answer of a single run, or how many runs need attention. If no run does, the title is `calm`."""
     worst, bad = by_severity(judged)[0], sum(one.status != "OK" for one in judged.values())
     title = f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} attention" if bad else calm
     title = f"{worst}: {judged[worst].text}" if len(judged) == 1 else title
@@ -56,7 +56,7 @@ def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = ""
 def runs_table(
     judged: Mapping[str, RunStatus], head: str, *more: Column, title: str = "", most: int = MAX_RUNS
 ) -> Iterator[Table | Note]:
-    """Yield a table of the most severe runs, and a note that counts the others."""
+    """Yield a table of the most severe runs, and a note with the number of the remaining runs."""
     order = by_severity(judged)
     shown = order[: most + (len(order) == most + 1)]
     answer = Column(head, lambda name: judged[name].text, "text", 1, flexible=True)
@@ -76,7 +76,7 @@ def _known_metrics() -> dict[tuple[str, str], Metric]:
 
 
 def find_metric(key: str, scope: str = "m") -> Metric:
-    """Find a metric of the mismatch (scope `m`) or of corrections (`c`). An unknown key gets a placeholder."""
+    """Find a metric of the mismatch (scope `m`) or of corrections (`c`). Return a placeholder for an unknown key."""
     gate = re.fullmatch(r"gate(\d+)_(\w+)_(\w+)", key)
     if gate and (found := _known_metrics().get((scope, f"gate0_{gate[2]}_{gate[3]}"))):
         title, about = f"gate {gate[1]}: {gate[2]} too {gate[3]}", found.definition.replace("gate 0", f"gate {gate[1]}")
@@ -88,7 +88,7 @@ def metric_columns(
     keys: Iterable[str] | Mapping[str, int | None], value: Callable[[Any, str], Value],
     scope: str = "m", titles: Mapping[str, str] | None = None, *, errors: bool = True,
 ) -> list[Column]:  # fmt: skip
-    """Return a column per metric, with cells `value(item, key)`. `keys` can map metrics to `Column.drop`."""
+    """Return a column per metric, with cells `value(item, key)`. A mapping `keys` also gives `Column.drop`."""
 
     def column(key: str) -> Column:
         metric, text = find_metric(key, scope), (titles or {}).get(key, "")

@@ -57,7 +57,7 @@ def break_name(name: str, length: int) -> str:
 class _TerminalColumn:
     head: doc.Column
     texts: Sequence[str]
-    brief: Sequence[str]  # for a narrow terminal
+    brief: Sequence[str]  # shorter texts, for a narrow terminal
 
     @property
     def width(self) -> int:
@@ -78,7 +78,7 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
-    """Print a document. Shorten a long first screen: cut cells of tables, leave out notes, then cut texts."""
+    """Print a document. If it is too long for a screen, cut table cells, then leave out notes, then cut texts."""
     parts = (part for section in document.sections for part in section.parts)
     notes, sizes = sum(isinstance(part, doc.Note) and part.level == "alarm" for part in parts), [(0, True, 1 << 30)]
     if document.commands and not whole:
@@ -91,7 +91,7 @@ def print_document(document: doc.Document, console: Console, *, whole: bool = Fa
             writer.headline(document.headline)
             writer.parts(document.sections)
             writer.commands(document.commands)
-        # the codes of styles stay, without the blanks between them
+        # remove trailing blanks, but not the style codes between them
         text = _TRAILING_BLANKS.sub(lambda blanks: blanks[0].replace(" ", ""), capture.get())
         if text.count("\n") <= MAX_LINES:
             break
@@ -103,12 +103,12 @@ class TerminalWriter:
 
     def __init__(self, console: Console, whole: bool = False, limit: int = 0, wrap: bool = True) -> None:
         self.console, self.whole, self.limit, self.wrap = console, whole, limit, wrap
-        self.notes, self.hidden = 1 << 30, 0  # the maximum number of notes, and the number of notes that are not shown
+        self.notes, self.hidden = 1 << 30, 0  # notes that may still be printed, and notes that are left out
         self.plain = console.options.ascii_only
         self.dots = "..." if self.plain else "…"
 
     def text(self, text: str) -> str:
-        """Escape text from a dump, and replace characters that the console cannot print."""
+        """Escape control characters in text from dumps, and replace characters that the console cannot print."""
         shown = escape_terminal(text)
         return shown.translate(_ASCII).encode("ascii", "backslashreplace").decode() if self.plain else shown
 

@@ -15,11 +15,11 @@ from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 
 MAX_RUNS = 6
-_MAX_CELLS = 110  # bins of a drawn distribution, because finer bins would contain single tokens
+_MAX_CELLS = 110  # maximum number of drawn bins, because finer bins would contain single tokens
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
 _FAR = 1.0
 _MIN_SHARE, _PEAK, _DISAGREEMENT = 0.0005, 3.0, 0.1
-"""A title names the bin with the largest K3 if it has at least `_MIN_SHARE` of the tokens and `_PEAK` x the mean K3."""
+"""A title names the bin with the largest K3, among bins with `_MIN_SHARE` of all tokens and `_PEAK` x the mean K3."""
 
 
 def layers_figure(report: LayerReport, name: str) -> Figure | None:
@@ -56,7 +56,7 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str = "distrib
     edges = np.unique([edge for found in shown.values() for edge in found.edges])
     if len(edges) < 4:
         return None
-    # a bin that the common edges split is divided by width
+    # tokens of a bin that the common edges split are divided in proportion to width
     counts = [np.diff(np.interp(edges, found.edges, np.cumsum([0.0, *found.tokens]))) for found in shown.values()]
     middle = linear_threshold(edges, np.sum(counts, axis=0))
     cells, joined = merge_bins(edges, middle, *counts)
@@ -86,7 +86,7 @@ def _signed_ticks(low: float, high: float, bend: float) -> list[float]:
 
 
 def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
-    """Return the power of ten below the median of |x|. The axis is linear up to this value."""
+    """Return the |log ratio| up to which the axis is linear: the power of ten below the median |log ratio|."""
     size = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     order = np.argsort(size, kind="stable")
     median = float(size[order][np.searchsorted(np.cumsum(tokens[order]), tokens.sum() / 2)])
@@ -127,7 +127,7 @@ QUANTITIES = {
     "length": ("K3 by response length", "length of the response (tokens)", "length",
                "K3 per token, for responses of each length."),
 }  # fmt: skip
-"""Texts of a figure of K3 by a quantity: title, title of the axis, noun before a bin in the title, and caption."""
+"""Quantity -> texts of its figure: title, axis title, noun before a bin (as in "At position 5"), and caption."""
 _PROBABILITY_TICKS = (1e-6, 0.01, 0.2, 0.6, 0.9, 0.99, 0.999)
 
 
@@ -165,7 +165,7 @@ def _peak_message(breakdown: Breakdown, noun: str) -> str:
 
 
 def format_bin(breakdown: Breakdown, index: int) -> str:
-    """Format the two ends of a bin. Surprisals are formatted as probabilities, other quantities as whole numbers."""
+    """Format the ends of a bin: surprisals as probabilities, other quantities as whole numbers."""
     low, high = breakdown.low[index], breakdown.high[index]
     if breakdown.quantity == "surprisal":
         ends = [0.0 if high is None else math.exp(-high), math.exp(-low)]
@@ -178,10 +178,10 @@ def format_bin(breakdown: Breakdown, index: int) -> str:
 
 
 def bin_positions(breakdown: Breakdown) -> list[float]:
-    """Return the centers of the bins. Surprisals s become -log10(s), so that likely tokens are on the right."""
+    """Return the x of the center of each bin. A surprisal s is at -log10(s), so that likely tokens are on the right."""
     low, high = np.array(breakdown.low), to_floats(breakdown.high)
     high = np.where(np.isnan(high), 2 * np.maximum(low, 1), high)
-    if breakdown.quantity == "length":  # bins contain whole numbers
+    if breakdown.quantity == "length":  # lengths are whole numbers
         high = np.maximum(high - 1, low)
     centers: list[float] = np.sqrt(np.maximum(low, high / 2) * high).tolist()
     return list(map(_mirror, centers)) if breakdown.quantity == "surprisal" else centers

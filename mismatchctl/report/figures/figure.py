@@ -22,7 +22,7 @@ Cell = Number | str
 Scale = Literal["linear", "log", "symlog", "band"]
 MarkKind = Literal["line", "stairs", "dots", "hexagons"]
 MUTED = -1  # color number of gray, which is not one of the ten series colors
-MAX_SCREEN_POINTS = 480  # points of a line on a page. A longer series keeps the extremes of each interval.
+MAX_SCREEN_POINTS = 480  # maximum points of a line on a page, see `_thin_line`
 _FEW_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
 _COLUMNS = ("x", "y", "low", "high", "labels", "values")
 MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to three digits
@@ -30,7 +30,7 @@ MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to thr
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. `ticks` are pairs (position, label), or (index, name) if `named`. Only symlog axes use `linear_to`."""
+    """An axis. `ticks` are (position, label), or (index, name) if `named`. `linear_to`: linear part of a symlog axis."""
 
     label: str = ""
     scale: Scale = "linear"
@@ -47,23 +47,23 @@ class Marks:
 
     kind: MarkKind
     name: str
-    x: Sequence[Cell]  # positions. Stairs have one more x than y.
+    x: Sequence[Cell]  # positions. Stairs have one more x than y, because x contains edges.
     y: Sequence[Cell]  # positions, or names on a band axis
-    low: Sequence[Number] = ()  # ends of the interval of y, or of x with `across`
+    low: Sequence[Number] = ()  # low end of the interval of y, or if `across`, of x
     high: Sequence[Number] = ()
     across: bool = False
     color: int = 0
     dashed: bool = False
     hollow: bool = False
     labels: Sequence[str] = ()
-    values: Sequence[Number] = ()  # colors of hexagons
-    shift: float = 0.0  # offset in a band, in points, or width of a hexagon
+    values: Sequence[Number] = ()  # numbers of tokens, drawn as colors of hexagons
+    shift: float = 0.0  # in a band: vertical offset, in points. For hexagons: their width.
     run: int | None = None  # index of the run, on a page with several runs
 
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A line across the figure at the value `at` of one axis, with its interval shaded. A limit is dotted."""
+    """A line across the figure at the value `at` of one axis, with a shaded `interval`. A `limit` is dotted."""
 
     axis: Literal["x", "y"]
     at: float | None
@@ -76,7 +76,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure. `name` is unique on its page, and `title` is the conclusion from the data."""
+    """One figure. `name` is unique on its page, and `title` states the main result."""
 
     name: str
     title: str
@@ -94,9 +94,9 @@ class Figure:
         return escape_terminal(f"{self.title}: {axes}{f' for {names}' if names else ''}.")
 
     def table(self) -> tuple[list[str], list[list[Cell]]]:
-        """Return column heads, and a row per point. Leave out empty columns."""
+        """Return the column headings, and a row per point. Columns without any value are left out."""
         ticks = dict(self.x.ticks) if self.x.named else {}
-        unlike = bool(self.x.ticks) and self.x.scale == "linear" and not self.x.named  # places differ from the values
+        unlike = bool(self.x.ticks) and self.x.scale == "linear" and not self.x.named  # positions are not values
         heads = ["series", "name", self.x.label or "x", self.y.label or "y", "from", "to", "value"]
         rows: list[list[Cell]] = []
         for mark in self.marks:
@@ -117,7 +117,7 @@ class Figure:
 
 def _csv_line(cells: Sequence[Cell]) -> str:
     stream = io.StringIO()
-    csv.writer(stream).writerow(map(_csv_cell, cells))  # quotes the characters of its line end, CR and LF
+    csv.writer(stream).writerow(map(_csv_cell, cells))  # its line end CR LF makes it quote cells with CR or LF
     return stream.getvalue().removesuffix("\r\n") + "\n"
 
 
@@ -130,7 +130,7 @@ def _csv_cell(cell: Cell) -> int | str:
 
 
 def _thin_line(mark: Marks) -> Marks:
-    """Keep the two ends of a long line, and the smallest and largest value of many equal parts."""
+    """Split a long line into equal parts. Keep the smallest and largest value of each, and the ends of the line."""
     if mark.kind != "line" or len(mark.y) <= MAX_SCREEN_POINTS:
         return mark
     values = np.array([math.nan if y is None else y for y in mark.y], np.float64)
@@ -145,7 +145,7 @@ def _thin_line(mark: Marks) -> Marks:
 
 
 def page_data(figures: Sequence[Figure]) -> dict[str, Any]:
-    """Return figures as data for the script of a page. Omit default values, and store equal columns once."""
+    """Return figures as data for the script of a page. Leave out default values, and store equal columns once."""
     columns: dict[tuple[Cell, ...], int] = {}
     captions: dict[str, int] = {}
     digits = _FEW_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
@@ -179,7 +179,7 @@ def round_number(value: Cell, digits: int) -> Cell:
     return int(rounded) if rounded is not None and rounded.is_integer() and abs(rounded) < 1e9 else rounded
 
 
-MAX_NAME = 30  # characters of a label. Names on the left of a bar chart may have twice this length.
+MAX_NAME = 30  # maximum characters of a label. Row names at the left may have twice this length.
 Interval = tuple[Number, Number, Number]
 
 
@@ -194,7 +194,7 @@ def interval_of(
 
 
 def change_axis(label: str, series: Mapping[str, Mapping[str, Interval]]) -> Axis:
-    """Use percent, or factors if a change is larger than a factor of 5."""
+    """Return an axis for relative changes: in percent, or in factors if a change is larger than a factor of 5."""
     ends = [end for values in series.values() for ends in values.values() for end in ends if end is not None]
     low, high = cap_sum(min([*ends, 0.0])), cap_sum(max([*ends, 0.0]))
     if max(-low, high) <= 4:
@@ -209,7 +209,7 @@ def rows_figure(
     name: str, title: str, caption: str, x: Axis, series: Mapping[str, Mapping[str, Interval]], *,
     noun: str = "", rule: tuple[float, str] | None = None, size: Literal["normal", "wide"] = "normal",
 ) -> Figure | None:  # fmt: skip
-    """Draw a row per name, with the values and intervals of each series, and a dotted line at `rule`."""
+    """Draw the value and interval of each name in each series, one row per name, and a dotted line at `rule`."""
     rows: dict[str, str] = {}
     for row in (row for values in series.values() for row in values if row not in rows):
         text = shorten(row, 2 * MAX_NAME)
@@ -252,7 +252,7 @@ def to_floats(values: Sequence[Cell]) -> Float64s:
 
 
 class StepAxis:
-    """The step axis. Steps with numbers are drawn to scale, and other labels at equal distances."""
+    """The step axis. Ascending step numbers are drawn to scale, other labels at equal distances."""
 
     def __init__(self, labels: Sequence[StepLabel]) -> None:
         numbers = [x for x in labels if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]

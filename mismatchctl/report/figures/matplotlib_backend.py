@@ -50,7 +50,7 @@ def draw_figure(run: RunResult, name: str) -> Canvas:
 
 @contextmanager
 def draw_with_matplotlib(figure: Figure) -> Iterator[Canvas]:
-    """Draw a figure with matplotlib. The user's matplotlib settings are ignored."""
+    """Draw a figure with matplotlib. Matplotlib settings of the user do not change it."""
     with style.context(["default", _STYLE]), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield _draw(figure)
@@ -78,7 +78,7 @@ def _draw(figure: Figure) -> Canvas:
     if any(rule.style == "usual" for rule in figure.rules):
         axes.set_ylim(limits)
     if len([mark for mark in figure.marks if mark.name]) > 1:
-        legend: Any = (canvas if rows else axes).legend  # rows leave no free place
+        legend: Any = (canvas if rows else axes).legend  # rows fill all of the axes
         legend(loc="outside lower center" if rows else "best", fontsize="x-small", frameon=False, ncols=2 + bool(rows))
     if len(labels) > 1:
         _place_labels(canvas, axes, labels)
@@ -86,7 +86,7 @@ def _draw(figure: Figure) -> Canvas:
 
 
 def _place_labels(canvas: Canvas, axes: Any, labels: list[Any]) -> None:
-    """Move labels of points that overlap. A label without a free place is removed."""
+    """Move labels that overlap. If there is not enough space for a label, remove it."""
     canvas.draw_without_rendering()
     taken = [text.get_window_extent() for text in axes.texts if text not in labels]
     beside = [(5, y, "left") for y in (-10, 15, -21, 26, -32)]
@@ -145,7 +145,7 @@ def _colors(color: int) -> str:
 def _draw_mark(axes: Any, mark: Marks, rows: Mapping[Any, int]) -> None:
     color, bars = _colors(mark.color), len(mark.low) > 0
     x, low, high, values = map(to_floats, (mark.x, mark.low, mark.high, mark.values))
-    y = to_floats([rows[name] + mark.shift / 34 for name in mark.y] if rows else mark.y)  # a row has 17 points or more
+    y = to_floats([rows[name] + mark.shift / 34 for name in mark.y] if rows else mark.y)  # a row has at least 17 points
     if mark.kind == "line":
         dashes, dot = ":" if mark.dashed else "-", "o" if len(x) < 3 else ""
         axes.plot(x, y, color=color, linewidth=1.5, linestyle=dashes, label=mark.name, marker=dot, markersize=3)
@@ -190,7 +190,7 @@ def figures_of_page(document: Document) -> dict[str, Figure]:
 
 
 def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield the name and content of each file: per figure a picture and a CSV file, then all captions."""
+    """Yield (name, function that returns the content) of each file: pictures, CSV files, and the captions."""
     for stem, figure in figures.items():
         yield f"{stem}.{kind}", lambda figure=figure: figure_content(figure, kind)  # type: ignore[misc]
         yield f"{stem}.csv", lambda figure=figure: figure.csv().encode()  # type: ignore[misc]

@@ -15,18 +15,18 @@ from mismatchctl.results.model import NOT_RECORDED, Groups, RunResult, Series, V
 from mismatchctl.results.summary import get_summary
 
 K3_AXIS = "K3 (nats/token)"
-MAX_CORRECTIONS, MAX_PRESET_RUNS = 12, 3  # corrections in a figure, and runs whose presets are drawn
+MAX_CORRECTIONS, MAX_PRESET_RUNS = 12, 3  # maximum corrections in a figure, and maximum runs with presets
 
 
 @dataclass(frozen=True)
 class TrendChart:
-    """Description of a figure whose x-axis is the step or a threshold."""
+    """Description of a figure with lines over the steps, or over the values of a threshold."""
 
     key: str
     subject: str
     y: Axis
     caption: str
-    lines: tuple[tuple[str, str], ...] = ()  # metrics with their labels, by default a line per correction
+    lines: tuple[tuple[str, str], ...] = ()  # (metric, label) per line. If empty: a line per correction
     rules: tuple[ReferenceLine, ...] = ()
 
 
@@ -88,7 +88,7 @@ _BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", 
 def k3_figure(
     runs: Mapping[str, RunResult], name: str, attention: Sequence[bool] = (), *, bands: bool = True
 ) -> Figure | None:
-    """Draw K3 over the steps, and mark the start of its growth. Runs for which `attention` is false are gray."""
+    """Draw K3 over the steps, and mark the start of its growth. Runs whose flag in `attention` is false are gray."""
     several = len(runs) > 1
     marks: list[Marks] = []
     rules: list[ReferenceLine] = []
@@ -158,7 +158,7 @@ _Point = tuple[float, float, str]
 
 
 def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence[_Point] = ()) -> Figure | None:
-    """Draw the remaining K3 of each correction against its rejected share, unless all reject 0 tokens."""
+    """Draw the remaining K3 of each correction against its rejected share, unless no correction rejects tokens."""
     alone, crowded = len(runs) == 1, False
     marks = [_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED)] if front else []
     for place, (run, result) in enumerate(runs.items()):
@@ -199,7 +199,7 @@ def _point_marks(kind: fig.MarkKind, name: str, points: Sequence[_Point], color:
 
 
 def _preset_points(run: RunResult) -> list[_Point]:
-    """Presets at the same point share a label."""
+    """Return the points of the presets. Presets at the same point share a label."""
     names: dict[tuple[float, float], list[str]] = {}
     for name, point in run.presets.items():
         if point.k3_kept:
@@ -232,7 +232,7 @@ def selection_figure(
 
 
 def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Return the figures of each section. `prefix` starts their names. `brief` leaves out some figures."""
+    """Map sections to their figures, whose names start with `prefix`. If `brief`, leave out less important figures."""
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:

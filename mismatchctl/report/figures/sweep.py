@@ -23,9 +23,9 @@ from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
 from mismatchctl.report.figures.runs import K3_AXIS, UNBIASED, TrendChart, tokens_and_sequences
 
-START_REJECTION = 0.05  # without a usual point, the explorer opens at the point closest to this rejection
-USUAL = "usual default"  # the point with the thresholds of the study's own correction
-_MAX_NAMED = 6  # labeled points on a Pareto front
+START_REJECTION = 0.05  # if no point is `usual`, the explorer starts near this rejected share
+USUAL = "usual default"  # label of the point that is the studied correction itself
+_MAX_NAMED = 6  # maximum number of labeled points on a Pareto front
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class StudyRun:
 
     @cached_property
     def usual(self) -> int | None:
-        """Return the point with the thresholds of the study's own correction, if there is one."""
+        """Return the index of the point that is the studied correction itself, if there is one."""
         every = range(len(self.study.points))
         return next((point for point in every if self.study.correction_at(point) == self.study.correction), None)
 
     @property
     def start(self) -> int:
-        """Return the point where the explorer starts: the usual point, or a point with little rejection."""
+        """Return the index of the point where the explorer starts: `usual`, or a point that rejects START_REJECTION."""
         lost = [abs((row["rejected_tokens"] or 0.0) - START_REJECTION) for row in self.rows]
         return lost.index(min(lost)) if self.usual is None else self.usual
 
@@ -63,7 +63,7 @@ class StudyRun:
 
 
 def find_rule(correction: Correction, path: str) -> Weight | Gate | None:
-    """Return the rule that contains a field such as `gates.0.keep`."""
+    """Return the rule of a correction that a path such as `gates.0.keep` refers to."""
     kind, *rest = path.split(".")
     return correction.weight if kind == "weight" else correction.gates[int(rest[0])] if kind == "gates" else None
 
@@ -119,7 +119,7 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
 
 
 def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[str]]:
-    """Map each threshold to the presets that use it in a rule of the same kind."""
+    """Map thresholds of an axis to the presets that use them in a rule of the same kind."""
     rule, found = find_rule(own.study.correction, axis.path), dict[float, list[str]]()
     field, *end = axis.path.split(".")[2 if axis.path.startswith("gates") else 1 :]
     for name, preset in load_presets().items() if rule else ():
@@ -145,7 +145,7 @@ def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
         if target.run == own.run and target.correction is not None and target.status == "ok":
             try:
                 own_rule = Study(study.correction, (ThresholdAxis(path, (target.threshold,)),)).correction_at(0)
-            except ConfigError:  # a threshold of another rule, for example below the lower bound
+            except ConfigError:  # the threshold is invalid for this rule, such as a high below the low
                 continue
             if correction_label(own_rule) == correction_label(parse_correction(target.correction, "target")):
                 wish = f"{api.format_target(target.wish, target.wanted)} at {_format_threshold(target.threshold)}"

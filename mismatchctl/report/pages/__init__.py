@@ -1,1 +1,1 @@
-"""Pages: each module builds the document of one command from its result."""
+"""Pages: each module builds the documents of one or more commands from their results."""

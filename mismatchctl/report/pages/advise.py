@@ -18,7 +18,7 @@ _GROWTH = "K3 grew {:.3g}x within this dump. Run advise again on the last steps"
 
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
-    """Build the terminal output. `full` adds the reasons."""
+    """Build the terminal output. With `full`, add all sections of the page."""
     judged = _judge(found)
     advice = found[by_severity(judged)[0]]
     parts = [*(runs_table(judged, "advice") if len(found) > 1 else _screen_parts(advice))]
@@ -36,7 +36,7 @@ def _judge(found: Mapping[str, api.RunAdvice]) -> dict[str, RunStatus]:
 
 def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
     head = runs_headline(judged, f"0 of {len(judged)} runs need attention", "advise")
-    head.title = head.title.removeprefix(": ")  # tables in memory have no name
+    head.title = head.title.removeprefix(": ")  # a run from in-memory tables has no name
     if len(judged) > 1 and len(texts := {one.text for one in judged.values()}) == 1:
         head.title = f"{texts.pop()} (all {len(judged)} runs)"
     return head
@@ -132,7 +132,7 @@ def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
     behind = next((own for own in others if not own.ties), None)
     if behind is not None and first.mse:
         worse, best = (api.candidate_label(own.name) for own in (behind, first))
-        reason = "" if first.name == "none" else f": {behind.why}"  # `why` compares with no correction
+        reason = "" if first.name == "none" else f": {behind.why}"  # `why` is the difference from no correction
         yield f"{worse} has {behind.mse / first.mse:.3g} times the error of {best}{reason}"
 
 
@@ -147,7 +147,7 @@ def _ranking_table(advice: api.RunAdvice) -> doc.Table:
         doc.Column("variance", lambda own: f"{own.variance / scale:.3f}", drop=5,
                    description="part of the error that more data removes"),
         doc.Column("rejected", lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0", drop=0,
-                   description="rejected share of the tokens"),
+                   description="share of rejected tokens"),
         doc.Column("loss scale", lambda own: f"{own.loss_scale:.3g}", drop=1,
                    description="factor by which the correction scales the loss"),
         doc.Column("ESS", lambda own: f"{own.ess:.2f}", drop=1, description="effective sample size of tokens"),

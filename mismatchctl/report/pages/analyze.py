@@ -29,10 +29,10 @@ from mismatchctl.results.summary import HARMLESS_CAUSES, RunStatus, get_summary,
 if TYPE_CHECKING:
     from mismatchctl.api.sweep.result import Sweep
 
-BRIEF_RUN_COUNT = 9  # from this number of runs on, the page shows only the main figures of each run
-MAX_DETAILED_RUNS = 3  # runs with their own tables on the page, and with their own section in the terminal
+BRIEF_RUN_COUNT = 9  # with this number of runs or more, the page shows only the main figures of each run
+MAX_DETAILED_RUNS = 3  # with more runs, there are fewer tables, and no sections per run in the terminal
 MAX_COLORED_RUNS = MAX_RUN_CARDS = 8
-"""Maximum number of runs whose answers the page shows before a click."""
+"""Maximum number of runs in one chart of corrections, and of run cards that the page shows before a click."""
 MAX_CORRECTIONS, LOG_LENGTH = 5, 200
 MAIN_METRICS = (
     "abs_diff_mean", "abs_diff_max", "ratio_mean", "ratio_mean_z", "ess_token", "ess_sequence", "drift_k3",
@@ -45,7 +45,7 @@ def analyze_screen(
     result: Result, paths: Sequence[str], *, asked: bool = True, page: doc.Document | None = None, following: str = "",
     report: str = "--html report.html",
 ) -> doc.Document:  # fmt: skip
-    """Build the terminal output, with details if `page` is given. `asked` is true if the user chose the corrections."""
+    """Build the terminal output, with the details of `page` if given. `asked`: the user chose the corrections."""
     judged = _judge(result)
     screen = doc.Document(tables.runs_headline(judged, calm_title(judged)))
     if len(judged) > 1:
@@ -69,7 +69,7 @@ def analyze_screen(
 
 
 def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
-    """Build the page of a Result. The chart of the corrections shows the Pareto fronts of `sweeps`."""
+    """Build the page of a Result. Its chart of corrections also shows the Pareto fronts of `sweeps`."""
     page, origin = _PageBuilder(result, sweeps), result.provenance
     head = replace(tables.runs_headline(page.judged, calm_title(page.judged), "analyze"), facts=_size_facts(result))
     made = doc.Document(head, version=origin.version)
@@ -162,7 +162,7 @@ def _describe_k3(k3: Value, usual: str) -> str:
 
 def _cause_rows(cause: Finding, findings: Sequence[Finding]) -> Iterator[_Row]:
     sure = f"{cause.confidence} confidence"
-    if cause.cause == "growing_mismatch":  # the headline and the trend describe the growth
+    if cause.cause == "growing_mismatch":  # headline and trend already describe it
         rivals = (summary.lower_first(rival_text(rival)) for rival in cause.rivals[:1])
         yield "cause", "; possibly ".join(("unknown", *rivals))
     elif cause.cause in HARMLESS_CAUSES:
@@ -231,7 +231,7 @@ def _data_notes(result: Result) -> list[str]:
 
 
 class _PageBuilder:
-    """Builds the sections of the page. If there are several runs, each section has a folded part per run."""
+    """Builds the sections of the page. With several runs, each section contains a folded section per run."""
 
     def __init__(self, result: Result, sweeps: Sequence[Sweep]) -> None:
         self.result, self.runs, self.sweeps = result, result.runs, sweeps
@@ -393,7 +393,7 @@ class _PageBuilder:
 
 
 def _sweep_front(sweeps: Sequence[Sweep]) -> list[tuple[float, float, str]]:
-    from mismatchctl.api.sweep.result import format_point  # takes time to import
+    from mismatchctl.api.sweep.result import format_point  # slow to import
 
     return [
         (row["rejected_tokens"], row["k3_kept"], shorten(format_point(study, row["point"]), MAX_NAME))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mismatchctl.api.doctor import Dependency, Machine, SelfTestCheck
     from mismatchctl.data.reader import FileCheck
 
-_SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_WIDTH = 3, 3, 130  # in the terminal without -v
+_SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_WIDTH = 3, 3, 130  # limits of the terminal output without -v
 _LEVEL_NOUNS = {"error": "error", "warning": "warning", "unknown": "unknown value", "info": "note"}
 
 

@@ -17,13 +17,13 @@ from mismatchctl.report.tables import SHORT_TITLES, find_metric, metric_columns,
 from mismatchctl.results.model import NOT_RECORDED
 from mismatchctl.results.summary import STATUSES, RunStatus
 
-MAX_DETAILED_CONTRASTS = 3  # comparisons with their own tables in a terminal
+MAX_DETAILED_CONTRASTS = 3  # with more comparisons, the terminal does not show their tables
 MAX_METRICS, MAX_PARTS, TERMINAL_PARTS, MAX_DRAWN = 24, 50, 9, 12
 MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 11
 
 
 def compare_screen(comparison: api.Comparison, page: doc.Document | None = None) -> doc.Document:
-    """Build the terminal output. If `page` is given, show its details."""
+    """Build the terminal output, with the details of `page` if given."""
     worst = min(comparison.contrasts, key=_severity)
     screen = doc.Document(_headline(comparison), page.sections if page is not None else [])
     if page is None:
@@ -72,7 +72,7 @@ def _next_command(comparison: api.Comparison, worst: api.Contrast) -> str:
     if side.kind == "result":
         return form.format_command("report", [side.source], "--html report.html")
     found = api.judge_contrast(worst)
-    if found.status == "OK" and found.word != "better":  # an unexplained fall of K3 may be a fault of the dump
+    if found.status == "OK" and found.word != "better":  # if K3 fell without a known cause, the dump may be wrong
         return form.format_command("gate", [side.source], "--save-baseline ok.json --accept")
     return form.format_command("diagnose", [side.source])
 
@@ -275,7 +275,7 @@ def changes_figure(comparison: api.Comparison, name: str) -> Figure | None:
 
 
 def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure | None:
-    """Draw each part's contribution to a change of K3: total, own K3 (level), and share of tokens (mix)."""
+    """Draw what each part of the data contributes to a change of K3: in total, by its K3, and by its token share."""
     parts = {api.format_part(decomposition, part): part for part in decomposition.parts[:MAX_DRAWN]}
     if not any(part.total for part in parts.values()):
         return None

@@ -24,7 +24,7 @@ _Row = tuple[str, str]
 def diagnose_screen(
     found: Diagnosis, paths: Sequence[str], page: doc.Document | None = None, notes: Sequence[str] = ()
 ) -> doc.Document:
-    """Build the terminal output. If `page` is given, show its details."""
+    """Build the terminal output, with the details of `page` if given."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     screen = doc.Document(_headline(judged))
     if page is None:
@@ -45,7 +45,7 @@ def diagnose_screen(
 
 
 def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> doc.Document:
-    """Build the page of a diagnosis. Without `full`, findings of low confidence take one line."""
+    """Build the page of a diagnosis. Without `full`, show findings of low confidence in one line each."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     answer = _answer_section(found, judged) if len(judged) > 1 else doc.Section("", "answer")
     made = doc.Document(_headline(judged)).add(answer.add(doc.Figures([causes_figure(found.runs, "causes")])))
@@ -120,7 +120,7 @@ def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.
 
 
 def _describe_fact(fact: Fact) -> str:
-    """Describe a fact. Its meaning can end with the expected value, as in `E[ratio]: 1 if the tokens were sampled`."""
+    """Describe a fact. After a colon, its meaning contains the expected value: `E[ratio]: 1 if tokens were sampled`."""
     meaning, _, expected = fact.meaning.partition(": ")
     return f"{fact.name} {format_fact(fact)}: {meaning}{f' ({expected})' if expected else ''}"
 

@@ -12,7 +12,7 @@ from mismatchctl.report import document as doc
 from mismatchctl.report.figures.figure import Axis, Figure, Interval, change_axis, rows_figure
 from mismatchctl.results.summary import Status
 
-MAX_CHECKS, MAX_DRAWN = 6, 16  # checks on a screen, and in the figure
+MAX_CHECKS, MAX_DRAWN = 6, 16  # maximum number of checks on a screen, and in the figure
 _OUTCOMES = ("failed", "undecided", "passed")
 _STATUSES: Mapping[str, Status] = {"passed": "OK", "undecided": "CHECK", "failed": "FAIL"}
 
@@ -21,7 +21,7 @@ def gate_screen(
     verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = "",
     warnings: Sequence[str] = (),
 ) -> doc.Document:  # fmt: skip
-    """Build the terminal output of a verdict, with details if `page` is given. `saved` is the new baseline's path."""
+    """Build the terminal output, with the details of `page` if given. `saved` is the path of a new baseline."""
     answer = api.verdict_answer(verdict)
     answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
     if saved and api.is_first_baseline(verdict):

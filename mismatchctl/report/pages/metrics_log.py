@@ -1,4 +1,4 @@
-"""The page of a metrics log without a dump: status, trends, the order of their starts, and the next command."""
+"""The page of a metrics log without a dump: status, trends, which trend started first, and the next command."""
 
 from __future__ import annotations
 

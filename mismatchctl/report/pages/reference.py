@@ -65,7 +65,7 @@ def _make_screen(title: str, rows: Sequence[tuple[str, str]], following: str) ->
 def metric_document(
     found: Sections, meanings: Mapping[LoggedMetric, Sequence[str]], *, whole: bool = True
 ) -> doc.Document:
-    """Build the page of one metric, or of a logged name. Without `whole`, cut long lists."""
+    """Build the page of one metric, or of a name in a framework's log. Without `whole`, cut long lists."""
     made = doc.Document(doc.Headline(""))
     made.commands = [*([] if whole else [("Details", "-v")]), ("Next", "mismatchctl analyze DUMPS")]
     for about, every in found.items():

@@ -27,7 +27,7 @@ BREAKDOWN_KEYS = {
     "tokens": 1, "sequences": 2, "k3": 0, "abs_diff_mean": 4, "abs_diff_max": None, "ratio_mean": 5, "ess_token": None,
     "ess_sequence": 3, "routing_differs": 6,
 }  # fmt: skip
-MAX_GROUPS, MAX_LOGGED_STEPS, MAX_WORST_ROWS, MAX_FILES = 12, 8, 20, 500  # rows of tables
+MAX_GROUPS, MAX_LOGGED_STEPS, MAX_WORST_ROWS, MAX_FILES = 12, 8, 20, 500  # maximum rows of tables
 
 
 def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None = None) -> doc.Table | None:
@@ -112,7 +112,7 @@ def metric_table(
     caption: str, scope: str, keys: Iterable[str], columns: Mapping[str, Mapping[str, model.Value]],
     *, errors: bool = True,
 ) -> doc.Table:  # fmt: skip
-    """Return a row per metric, and a column per run or correction. A single run also has intervals."""
+    """Return a row per metric, and a column per run or correction. If there is one run, add its intervals."""
     has_intervals = (scope, len(columns)) == ("m", 1)
     absent = model.NOT_RECORDED if scope == "m" else model.Value(value=None, status="not a metric of this correction")
 
@@ -148,7 +148,7 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table | None:
 
 
 def describe_log(run: model.RunResult, most: int | None = None) -> Iterator[str]:
-    """Describe how well the dump agrees with the run's log. Name at most `most` metrics per list."""
+    """Describe how well the dump agrees with the run's log. Lists contain at most `most` metrics."""
     for found in [*run.against.values(), *([run.against_metrics] if run.against_metrics else [])]:
         wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
         verb = "agrees" if len(found.names) == 1 else "agree"
@@ -213,7 +213,7 @@ def comparison_of_corrections(result: model.Result) -> doc.Table:
         doc.Column("what it does", lambda row: labels.get(row[2], ""), "prose", 5),
         *shown({"rejected_tokens": 0}),
         doc.Column("fresh batch rejects", lambda row: _fresh_batch_cell(runs[row[1]].fresh_batches.get(row[2])), drop=4,
-                   description="predicted rejected share of the tokens, with its 95% interval"),
+                   description="predicted share of rejected tokens in a new batch, with its 95% interval"),
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
         doc.Column("data needed", needed, description="factor of data that restores the ESS without a correction"),
     ]  # fmt: skip

@@ -27,13 +27,13 @@ from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, find_met
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import percent, skipped_data_notes
 
-MAX_POINTS_SHOWN, POINTS = 12, 5  # in a table of the page, and on the screen next to the frameworks' default
+MAX_POINTS_SHOWN, POINTS = 12, 5  # maximum points in a table of the page, and on the screen
 MAX_STUDIES = 4
 FOLD_ROWS = 16
 
 
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
-    """Build the terminal output without targets. If `page` is given, show its details."""
+    """Build the terminal output of a sweep without targets, with the details of `page` if given."""
     screen = doc.Document(doc.Headline(_title(sweep)))
     if page is not None:
         screen.sections = [part for part in page.sections if part.anchor != "sweep-answer"]
@@ -129,7 +129,7 @@ def _runs_table(sweep: api.Sweep) -> doc.Table:
 
 
 def target_screen(sweep: api.Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> doc.Document:
-    """Build the terminal output with targets: the best rules, and lines to paste."""
+    """Build the terminal output of a sweep with targets: the best rules, and configuration lines to paste."""
     price = dict(zip(map(id, sweep.targets), prices, strict=True))
     wishes = api.group_by_target(sweep.targets)
     first, alone = next(iter(wishes)), len(sweep.runs) == 1
@@ -177,10 +177,10 @@ def _usual_note(sweep: api.Sweep) -> doc.Note | None:
 
 
 def _paste_lines(ranked: Sequence[Correction]) -> doc.Code | None:
-    """Write the configuration of the first correction that the first framework has, with rounded bounds."""
+    """Return the configuration, with rounded bounds, of the best correction that the first framework supports."""
 
     def rounded(match: re.Match[str]) -> str:
-        value = float(match[0])  # a ratio near 1 is rounded in its distance from 1
+        value = float(match[0])  # near 1, round the distance from 1
         return f"{1 + float(f'{value - 1:.3g}'):.12g}" if 0.5 < value < 2 else f"{value:.3g}"
 
     framework = load_adapters()[0].load("")
@@ -271,7 +271,7 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, **m
     return doc.Table.of(caption, rows, columns, sortable=True, left_out=left_out, **more)
 
 
-MAX_EXPLORER_POINTS = 2_000  # of a study in the interactive explorer, over all runs
+MAX_EXPLORER_POINTS = 2_000  # maximum points of a study, over all runs, in the interactive explorer
 OWN_SYNTAX = "mismatchctl"
 
 
@@ -321,13 +321,13 @@ def _point_texts(own: StudyRun) -> list[list[str]]:
 
 
 def _config_data(study: Study) -> dict[str, Any]:
-    """Return the configuration of each point in each syntax. A line is an index into the distinct lines."""
+    """Return the configuration of each point, here and in each framework, as indices into the list of all lines."""
     lines: dict[str, int] = {}
     loaded = (adapter.load("") for adapter in load_adapters())
     frameworks = [framework for framework in loaded if framework.native(study.correction_at(0))[0]]
     found = []
     for point in range(len(study.points)):
-        correction = study.correction_at(point).model_copy(update={"about": ""})  # the text describes another point
+        correction = study.correction_at(point).model_copy(update={"about": ""})  # `about` describes only the study
         texts = (format_native(correction, framework, nearest=True) for framework in frameworks)
         found.append([
             [lines.setdefault(line, len(lines)) for line in text.splitlines()]

@@ -16,7 +16,7 @@ from mismatchctl.io import __version__
 from mismatchctl.report.figures.figure import round_number
 from mismatchctl.report.html import render_page, script_json
 
-MAX_TOKENS = 40_000  # for a page of at most 5 MB. Later sequences are cut.
+MAX_TOKENS = 40_000  # maximum tokens on a page, so that it has at most 5 MB. The rest is cut.
 SHADE_BOUNDS = (0.02, 0.1, 0.5, 2.0)  # smallest |log ratio| of each shade
 _FACT_TITLES = {
     "step": "step", "sequence_id": "sequence", "prompt_id": "prompt", "worker": "worker", "reward": "reward",

@@ -16,8 +16,8 @@ from mismatchctl.results.summary import get_summary, percent, run_status
 LINE_COLUMNS = {
     "tokens": ("tokens", 9), "k3": ("nats/token", 9), "abs_diff_mean": ("nats", 11), "ess_token": ("fraction", 10),
 }  # fmt: skip
-_ONE_RUN_ONLY = "abs_diff_mean"  # left out if a line has the name of the run, so that the line fits 80 columns
-MAX_FIRST_STEPS, MAX_FIRST_RUNS = 12, 5  # lines for data that exists at the start. Jumps are always shown.
+_ONE_RUN_ONLY = "abs_diff_mean"  # if lines contain run names, this column is left out to fit 80 columns
+MAX_FIRST_STEPS, MAX_FIRST_RUNS = 12, 5  # maximum lines for data from before the start, except jumps
 _WIDTH = 140
 _STEP_WIDTH, _RUN_WIDTH = 8, 14
 
@@ -60,7 +60,7 @@ def _find_jumps(look: Snapshot) -> Mapping[StepKey, str]:
 
 
 def format_answers(look: Snapshot, runs: Iterable[str]) -> Iterator[str]:
-    """Yield the status and answer of each run. For many runs, yield a headline and the most severe runs."""
+    """Yield the status and answer of each run. If there are many runs, yield a headline and the worst runs."""
     found = {run: run_status(look.result.runs[run]) for run in runs}
     if len(found) > MAX_FIRST_RUNS:
         head = runs_headline(found, calm_title(found))
