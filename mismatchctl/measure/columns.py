@@ -33,7 +33,7 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
-    """Return the uncorrected policy loss per token, or None without current log-probs or without advantages."""
+    """Return the uncorrected policy loss per token, if current log-probs and advantages are known."""
     if batch.current is None or batch.advantages is None:
         return None
     kind, numbers = parse_loss(text)

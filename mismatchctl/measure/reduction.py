@@ -183,7 +183,7 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
-    """Return the batch sorted by group, (run, key) of each group, and where each group starts and the last ends."""
+    """Return the batch sorted by group, (run, key) of each group, and the N + 1 boundaries of the N groups."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)

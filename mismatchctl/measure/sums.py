@@ -65,7 +65,7 @@ def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
 
 
 def hash_content(columns: list[Float64s]) -> Hashes:
-    """Hash each row of the columns. The hash replaces the id of sequences that have no id."""
+    """Hash each row of the columns. The hash replaces a missing sequence id."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = mix_hashes(hashes, (column + 0.0).view(np.uint64))
@@ -75,7 +75,7 @@ def hash_content(columns: list[Float64s]) -> Hashes:
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """Merge two mappings. If both have a key, store `add(value in some, value in more)`."""
+    """Merge two mappings. Combine the values of equal keys by `add`."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
@@ -245,7 +245,7 @@ class PromptCounter:
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add a step. Return what each cluster adds to the number of prompts, and of prompts without kept tokens."""
+        """Add a step. Return how each cluster changes two counts: prompts, and prompts without kept tokens."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))

@@ -186,7 +186,7 @@ class Code(DocumentPart):
 
 @dataclass
 class Figures(DocumentPart):
-    """Figures side by side. Figures that are `None` are left out."""
+    """Figures side by side. Missing figures are left out."""
 
     figures: Any
     axes: Sequence[str] = ()  # per figure: key of the threshold on its x-axis, for the script of a sweep

@@ -225,7 +225,7 @@ class Growth(FiniteModel):
 
     Attributes:
         verdict: `grew` or `fell` after a significant change. With the other verdicts, most values below are null.
-        steps: The number of steps at which the metric has a value.
+        steps: The number of steps with a value of the metric.
         value: The metric at the last step that has a value.
         factor: The level after the change divided by the level before, with a 95% `interval`.
         onset: The first step that leaves the old level, with a 95% `onset_interval`.

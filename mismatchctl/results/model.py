@@ -91,10 +91,10 @@ class Finding(FiniteModel):
 
 
 class Agreement(FiniteModel):
-    """Comparison of a logged metric with the dump, at the `step` where the two differ most.
+    """Comparison of a logged metric with the dump, at the `step` with the largest difference.
 
     `steps` is the number of compared steps. `difference` is relative to the larger of the two values. Differences up to
-    about `allowed` are normal, because of float32, the way in which the framework averages, and rounding in the log.
+    about `allowed` are normal, because of float32, other ways to average, and rounding in the log.
     """
 
     steps: int
@@ -123,7 +123,7 @@ class MetricLogComparison(LogComparison):
 
 
 class Lag(FiniteModel):
-    """The number of steps by which K3 follows a series of the run's log (negative if K3 changes first).
+    """The lag of K3 behind a series of the run's log, in steps (negative if K3 changes first).
 
     `correlation` is the rank correlation between the changes of K3 and the changes of the series from step to step.
     `compared` is the number of compared steps. `steps` is null if the lag is unknown.
@@ -408,7 +408,7 @@ class RunContent(FiniteModel):
         holes: share of masked tokens among the tokens from the first to the last valid token of each row.
         clipped: share of valid tokens with exactly the largest |log ratio|, or with the lowest rollout log-prob and the
             lowest train log-prob. This is the larger of the two shares, or 0 if chance explains it.
-        doubts: causes with high confidence because of which the values of a column are not what its name says.
+        doubts: causes with high confidence that make the values of a column invalid, such as unmasked padding.
         vocabulary: number of tokens by token id modulo 64.
         id_p95: 95% quantile of the token ids.
         responses: hash of all responses (their order does not matter), empty unless all rows have token ids.
@@ -502,7 +502,7 @@ class RunResult(TextView, FiniteModel):
         story: the summary that terminal, report and notebook show (null in a Result that you build, until it is shown).
         logged: for each correction, the metrics that the framework would have logged, with one value per step.
         log: the values of the run's own log (`--against`), with one value per step.
-        order: a sentence about which series (K3, or one of `log`) changed first.
+        order: description of which series (K3, or one of `log`) changed first.
         lags: for each series of the log, how many steps later K3 changes.
         against: for each correction, a comparison of `log` with `logged`.
         against_metrics: a comparison of other metrics in the log, which are not in `logged`.
@@ -706,7 +706,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
 
 def find_run(result: Result, name: str) -> str | None:
-    """Return `name` if a run has this name, or else the name of the only run. With several runs, return `None`."""
+    """Return `name` if a run has this name, or else the name of the only run, if there is only one."""
     return name if name in result.runs else next(iter(result.runs)) if len(result.runs) == 1 else None
 
 

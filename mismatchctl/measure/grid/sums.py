@@ -467,7 +467,7 @@ class ClosedFamily:
 
 
 def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
-    """Return the divisors that normalize the weights of each micro-batch, or None without normalization."""
+    """Return the divisors that normalize the weights of each micro-batch, if weights are normalized."""
     rule, table = family.correction.weight, group.totals
     if rule is None or rule.normalize == "none":
         return None

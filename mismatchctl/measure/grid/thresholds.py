@@ -253,7 +253,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Remove bins that are not in `bins`, and merge equal intervals. Also return the new indices of both."""
+        """Remove bins that are not in `bins`, and merge equal intervals. Also return new interval and bin indices."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
@@ -489,7 +489,7 @@ class CorrectionFamily:
 
     @cached_property
     def veto(self) -> int | None:
-        """Return the index of the first veto in `order`, or None without a veto."""
+        """Return the index of the first veto in `order`, if there is a veto."""
         first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
         return None if first is None else self.order.index(first)
 

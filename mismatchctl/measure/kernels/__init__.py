@@ -17,7 +17,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def find_devices() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, and the message that users see if there is none."""
+    """Return the names of the GPUs, and the message that users see if this machine lacks a GPU."""
     try:
         import torch
 

@@ -1,4 +1,4 @@
-"""The numpy kernel, and the tables to which kernels add tokens. Other kernels are subclasses of the numpy kernel."""
+"""The numpy kernel, which is the base class of other kernels, and the tables that kernels fill."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RunTables:
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """The rows of the tables to which a kernel adds the tokens of each sequence."""
+    """The rows of the tables that receive the tokens of each sequence."""
 
     rows: Ints  # row in PairTables [S]
     buckets: Ints  # bucket of the sequence's cluster [S], the first index in `RunTables.breakdowns`

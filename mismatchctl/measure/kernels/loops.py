@@ -75,7 +75,7 @@ def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, flo
 
 @compile_loop
 def _largest_magnitude(policy: Any, reference: Any) -> Any:
-    """Return the largest of all |log ratio| and |reference log-prob|, or 0 if there are no tokens."""
+    """Return the largest of all |log ratio| and |reference log-prob|, or 0 without tokens."""
     farthest = float32(0.0)
     for j in range(len(policy)):
         apart, own = float32(policy[j] - reference[j]), float32(reference[j])
@@ -110,7 +110,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Recompute the terms of the tokens for which exp overflows or loses digits."""
+    """Recompute the terms of tokens whose exp overflows or loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:

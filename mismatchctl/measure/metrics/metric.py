@@ -25,7 +25,7 @@ _MEAN_SQUARE_ERROR = 0.1  # also if the mean of w^2 would have a larger squared 
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """A scale on which the confidence intervals of a metric are symmetric, such as a logarithmic scale."""
+    """A scale that makes the confidence intervals of a metric symmetric, such as a logarithmic scale."""
 
     transform: Callable[[Any], Any]  # converts a value to the scale
     slope: Callable[[Any], Any]  # derivative of `transform`
@@ -184,7 +184,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Return "ok", or why the value is not finite. `empty` is true if there were no tokens to measure."""
+    """Return "ok", or why the value is not finite. `empty` is true if 0 tokens were measured."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -222,7 +222,7 @@ class Estimate:
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
-        """Return value, standard error, interval and status of group `cell`. Unknown numbers are None."""
+        """Return value, standard error, interval and status of the group with the index `cell`."""
         value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
@@ -405,7 +405,7 @@ def tail_length(count: int) -> int:
 
 
 def khat_limit(count: int) -> float:
-    """Return the k-hat up to which the mean of S = `count` ratios is reliable: min(1 - 1/log10 S, 0.7)."""
+    """Return the highest k-hat that allows a reliable mean of S = `count` ratios: min(1 - 1/log10 S, 0.7)."""
     return min(1 - 1 / math.log10(count), 0.7) if count > 1 else math.nan
 
 

@@ -458,7 +458,7 @@ KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for
 
 
 def _widest_column(name: str) -> Formula:
-    """Return the formula for `name@k` with the largest k for which no layer repeats an expert."""
+    """Return the formula for `name@k` with the largest k that never repeats an expert in a layer."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]

@@ -30,7 +30,7 @@ MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to thr
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. `ticks` are (position, label), or (index, name) if `named`. `linear_to`: linear part of a symlog axis."""
+    """An axis. `ticks` are (position, label), or (index, name) if `named`. A symlog axis is linear to `linear_to`."""
 
     label: str = ""
     scale: Scale = "linear"

@@ -275,7 +275,7 @@ def changes_figure(comparison: api.Comparison, name: str) -> Figure | None:
 
 
 def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure | None:
-    """Draw what each part of the data contributes to a change of K3: in total, by its K3, and by its token share."""
+    """Draw the contribution of each part of the data to a change of K3: total, by its K3, and by its token share."""
     parts = {api.format_part(decomposition, part): part for part in decomposition.parts[:MAX_DRAWN]}
     if not any(part.total for part in parts.values()):
         return None
