@@ -27,7 +27,7 @@ def compare_screen(comparison: api.Comparison, page: doc.Document | None = None)
     worst = min(comparison.contrasts, key=_severity)
     screen = doc.Document(_headline(comparison), page.sections if page is not None else [])
     if page is None:
-        facts = doc.Facts([(name, form.cut_phrase(text, 145)) for name, text in _answer_rows(comparison)])
+        facts = doc.Facts([(name, form.cut_phrase(text, 220)) for name, text in _answer_rows(comparison)])
         parts = _runs_table(comparison) if len(comparison.contrasts) > 1 else (facts, *_screen_metrics(comparison))
         screen.add(doc.Section("", "answer").add(*parts, *doc.alarms(comparison.warnings)))
     more = [("Details", "-v")] if page is None else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mismatchctl.core.formatting import list_names, shorten
+from mismatchctl.core.formatting import list_names
 from mismatchctl.core.schema import COLUMNS, list_aliases
 from mismatchctl.corrections.presets import TRAIT_TITLES, Preset, list_traits
 from mismatchctl.frameworks.adapter import LoggedMetric
@@ -13,7 +13,7 @@ from mismatchctl.frameworks.glossary import FACT_FIELDS, Sections, describe_name
 from mismatchctl.report import document as doc
 
 _SHOWN_NAMES, _SHOWN_TRAITS = 2, 3
-_NAMES_LENGTH, _NAMES_PER_FRAMEWORK, _MEANING_LENGTH, _SHOWN_COLUMNS = 28, 44, 57, 14
+_NAMES_LENGTH, _NAMES_PER_FRAMEWORK, _SHOWN_COLUMNS = 28, 44, 14
 
 
 def metrics_document(found: Sections) -> doc.Document:
@@ -45,7 +45,7 @@ def presets_screen(found: Mapping[str, Preset]) -> doc.Document:
 def contract_screen(aliases: Mapping[str, str]) -> doc.Document:
     ordered = sorted(COLUMNS, key=lambda column: not column.required)
     rows = [
-        (f"{column.name}{' *' * column.required}", shorten(column.meaning.partition(". ")[0], _MEANING_LENGTH))
+        (f"{column.name}{' *' * column.required}", column.meaning.partition(". ")[0])
         for column in ordered[:_SHOWN_COLUMNS]
     ]
     rest = [column.name for column in COLUMNS if column in ordered[_SHOWN_COLUMNS:]]
