@@ -203,7 +203,7 @@ STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE = 999, 37
 STEP_SIGNIFICANCE = 0.05
 _BATCH_MODEL = (
     "batches are drawn from the dump's prompts with random weights (Bayesian bootstrap), after half a rejected and "
-    "half a kept sequence are added to the dump. Without prompts, this is the beta-binomial distribution"
+    "half a kept sequence are added to the dump. Without prompt ids, this is the beta-binomial distribution"
 )
 
 
@@ -584,9 +584,9 @@ LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
 """A prediction needs this number of sequences. Its check needs this number of sequences that are long enough."""
 _LENGTH_MODEL = (
-    "the log ratio of a sequence changes by minus K3 per token on average (plus bias beyond noise). Its deviation is "
-    "the sum of noise, which grows with the square root of the length, and bias, which grows with the length. Each "
-    "sequence has its own rate of tokens outside a bound. The interval is for the number of responses in the dump"
+    "the log ratio of a sequence has three parts: a drift that all sequences share (about minus K3 per token), a bias "
+    "of the sequence that grows with the length, and noise that grows with the square root of the length. For a veto, "
+    "each sequence has its own rate of tokens outside the bound. The interval is for as many responses as in the dump"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
 """Smallest assumed error of predictions, in probits per doubling of the length: for gates on sums, on min or max."""

@@ -390,7 +390,7 @@ def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
     summaries = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
     found = "; ".join(filter(None, summaries))
     sentences = [
-        f"The point of each correction that rejects least: {found}."
+        f"For each correction, the point that rejects least: {found}."
         if found
         else "No point has values of all metrics, so there is no Pareto front."
     ]

@@ -139,7 +139,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
     advantages = case.token_column("advantages")
     if advantages is not None and len(case.x):
         z = case.clustered_z(np.clip(case.standard, -4, 4) * np.nan_to_num(advantages))
-        meaning = "log ratio times advantage, in standard errors: above 0 if the trainer has newer weights"
+        meaning = "mean of log ratio times advantage, in standard errors: above 0 if the trainer has newer weights"
         evidence.append(make_fact("advantage_z", z, meaning, against=z < 2))
     rivals = {}
     if not lags:

@@ -199,7 +199,7 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
             f"gate{index}_{level}_{side}", f"gate {index} ({title}): {level} too {side}", "fraction",
             f"share of valid {level} that gate {index} rejects because the statistic is too {side}"
             + ("" if level == "tokens" else " (any token of the sequence)"),
-            "Rejections by gate and side.", undefined=NO_TOKEN,
+            "Data that this bound of the gate rejects.", undefined=NO_TOKEN,
             formula=read_formula(f"gate{index}_{level}_{side} / {level}"),
         )
         for level in ("tokens", "sequences")
@@ -498,7 +498,7 @@ SPREAD_METRICS = (
             f"F({tau:g}), ratios more than {tau:g} times off",
             "fraction",
             f"share of tokens with max(exp(x), exp(-x)) > {tau:g}",
-            f"Share of tokens outside bounds of {tau:g} and its inverse.",
+            f"Share of tokens whose ratio is above {tau:g} or below its inverse.",
             "mismatchctl",
             NO_TOKEN,
             read_formula(f"{column} / tokens"),
