@@ -171,12 +171,12 @@ def held_out_table(runs: dict[str, Run], splits: int) -> str:
 
 
 def failure_rate(design: Design, run: Run, new: K3Layers, old: K3Layers, splits: int, seed: int) -> str:
-    """Return the percentage that fails at allowance 0, with its standard error."""
+    """Return the percentage that fails at allowance 0, ± half the width of its 95% interval."""
     if run.count < design.new + design.old:
         return "-"
     p = [design.judge(select_rows(new, i), select_rows(old, j), 0.0)[0] for i, j in design.splits(run, splits, seed)]
     share = float(np.mean(np.array(p) <= DEFAULT_LEVEL))
-    return f"{100 * share:.1f} ± {100 * np.sqrt(share * (1 - share) / len(p)):.1f}"
+    return f"{100 * share:.1f} ± {196 * np.sqrt(share * (1 - share) / len(p)):.1f}"
 
 
 def format_percent(share: float) -> str:

@@ -11,6 +11,7 @@ from mismatchctl.api.gate import verdict as api
 from mismatchctl.core.formatting import escape_github, escape_terminal
 from mismatchctl.core.formatting import escape_markdown as escape
 from mismatchctl.report import document as doc
+from mismatchctl.report.tables import ERRORS
 
 LEVEL_SIGNS = {
     "bad": "🔴", "failed": "🔴", "high": "🔴", "error": "🔴", "fair": "🟡", "medium": "🟡", "undecided": "🟡",
@@ -23,7 +24,9 @@ def render_markdown(document: doc.Document) -> str:
     head = document.headline
     blocks = [f"### mismatchctl{f' {head.subtitle}' if head.subtitle else ''}: {escape(head.title)}"]
     blocks += [escape(", ".join(head.facts))] if head.facts else []
-    return "\n\n".join([*blocks, *_render_parts(document.sections, 4)]) + "\n"
+    blocks += _render_parts(document.sections, 4)
+    blocks += [f"{ERRORS}."] if any("±" in block for block in blocks) else []
+    return "\n\n".join(blocks) + "\n"
 
 
 def _render_parts(parts: Iterable[doc.DocumentPart], level: int) -> Iterator[str]:

@@ -173,6 +173,7 @@ def test_markdown_has_a_headline_answers_table_and_findings(files: dict[str, Pat
         "how bad", "since when", "why", "what to do",
     ]  # fmt: skip
     assert "| correction |" in text and len(text.splitlines()) < 40
+    assert "±" in text and text.count("± is half the width of the 95% interval") == 1
     run("report", files["a"], "--markdown", tmp_path / "m.md", "-q", code=0)
     assert (tmp_path / "m.md").read_text(encoding="utf-8") == text
 
