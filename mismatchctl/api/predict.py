@@ -586,7 +586,7 @@ MIN_CHECK_SEQUENCES = 24
 _LENGTH_MODEL = (
     "the log ratio of a sequence has three parts: a drift that all sequences share (about minus K3 per token), a bias "
     "of the sequence that grows with the length, and noise that grows with the square root of the length. For a veto, "
-    "each sequence has its own rate of tokens outside the bound. The interval is for as many responses as in the dump"
+    "each sequence has its own rate of tokens outside the bound. The interval is for the dump's number of responses"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
 """Smallest assumed error of predictions, in probits per doubling of the length: for gates on sums, on min or max."""

@@ -254,7 +254,7 @@ def _list_assumptions(correction: Correction) -> list[str]:
             }[correction.weight.level]
         )
         if correction.weight.normalize != "none":
-            found.append("batches are so large that their mean weight is about 1")
+            found.append("batches are large, so their mean weight is about 1")
     if correction.gates:
         found.append("training can do without the data outside the bounds")
     return found or ["rollout and train agree"]

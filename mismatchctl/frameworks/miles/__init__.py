@@ -19,7 +19,7 @@ def _read_rows(file: File) -> Iterator[Row]:
     content = file.torch()
     for number, sample in enumerate(content["samples"]):
         row = {name: to_array(value) for name, value in sample.items()}
-        have, remedy = len(row["old_log_probs"]), "convert train_data instead, which is put together"
+        have, remedy = len(row["old_log_probs"]), "convert train_data instead, because its slices can be joined"
         check_complete(file, number, have, int(row["response_length"]), remedy)
         # Samples have no id, so use a checksum. Tensor-parallel copies have equal values, data-parallel ranks do not.
         values = crc32(row["old_log_probs"].tobytes())

@@ -432,7 +432,7 @@ def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[s
         )
     if weight is not None and weight.normalize != "none":
         if weight.normalize_over == "group":
-            notes.append("weights normalized over the group: slime takes each micro-batch by itself")
+            notes.append("weights normalized over the group: slime normalizes each micro-batch alone")
         if weight.normalize == "sequence" and weight.normalize_empty == "skip":
             notes.append("normalization without empty sequences: slime counts them as 0")
         weight = weight.model_copy(update={"normalize_over": "micro_batch", "normalize_empty": "count"})

@@ -199,7 +199,7 @@ _MISSING_THRESHOLD_MESSAGE = (
     "rollout_rs_threshold must be explicitly provided when rollout_rs is enabled. "
     "Set rollout_rs_threshold to the desired threshold value."
 )
-_NONE_TEXT_MESSAGE = "'None' is text, which nothing takes for null: write null, in Python None without quotes"
+_NONE_TEXT_MESSAGE = "'None' is a string, which verl does not read as null: write null, or None without quotes (Python)"
 
 
 class UnappliedCorrection(Correction):
