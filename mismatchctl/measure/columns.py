@@ -127,7 +127,7 @@ COMPARED_COLUMNS = ("reward", "advantage", "length")
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Compute the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If digits cancel, call `recompute`."""
+    """Compute the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If too many digits cancel, `recompute`."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -221,7 +221,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
         for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
             if flags.any():
                 columns[name] = weights.total(flags, everything)
-    if kept.tokens is None:  # if gates only reject whole sequences, a kept sequence keeps its sums
+    if kept.tokens is None:  # a kept sequence keeps all tokens, so the sums above apply to it
         columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
         columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
     else:
@@ -432,7 +432,7 @@ def correction_columns(
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
     all_tokens: bool = False,  # True to read every token. Losses always do this.
 ) -> tuple[Columns, Columns]:
-    """Return the sums and the maxima. By default, only sequences with tokens near a bound are read by token."""
+    """Return the sums and the maxima. By default, tokens are only read in sequences near a bound."""
     near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)
     reached, few = np.flatnonzero(near), not near.all()
     found = _evaluate_columns(correction, ratios, k3, batch, plain, losses, all_inside=few)
@@ -519,7 +519,7 @@ class Pair:
 
 
 _MISMATCH_COLUMNS = {"rollout_log_probs", "train_log_probs"}
-_METRIC_NAMES = {("drift", "ratio_mean"): "ois", ("drift", "ratio_mean_z"): "ois_z"}  # exceptions from the prefix
+_METRIC_NAMES = {("drift", "ratio_mean"): "ois", ("drift", "ratio_mean_z"): "ois_z"}  # keys that are not prefix + key
 
 MISMATCH = Pair("mismatch", "train", "rollout", "mismatch", "what engine and trainer disagree on", "The mismatch")
 DRIFT = Pair(

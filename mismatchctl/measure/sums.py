@@ -114,7 +114,7 @@ class TableAxis:
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums per cluster and scope. In the table of a group, scopes are micro-batches. In the table of a run, steps."""
+    """Sums per cluster and scope. A scope is a micro-batch in the table of a group, and a step in a run's table."""
 
     clusters: Hashes  # hash of the cluster of each row [R]
     scopes: Hashes  # hash of the micro-batch or step of each row [R], 0 if rows are not separated by scope
@@ -170,7 +170,7 @@ class ClusterTable:
         )
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """Merge rows by hash, and set scopes to 0. Hash cluster and scope, or with `by_prompt` only the cluster."""
+        """Merge rows by hash, and set scopes to 0. The hash includes the scope, except with `by_prompt`."""
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.from_rows(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 
@@ -212,7 +212,7 @@ class BatchTable(BatchRows):
     """The cluster tables of all groups in a batch. `add` expects the blocks of the batch in their order."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Create tables with `sums` + `maxima` columns. `cells` is the group index of each sequence, ascending."""
+        """Create tables with this number of sums and maxima. `cells` is the group index of each sequence, ascending."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -476,7 +476,7 @@ class PairSums:
 
     histogram: Histogram  # tokens by bucket and |log ratio|, tokens and K3 by log ratio
     token_tail: Float64s  # largest log ratios of tokens, at most TAIL_VALUES, ascending
-    sequence_tail: Float64s  # largest sums of log ratios over a sequence, likewise
+    sequence_tail: Float64s  # largest log ratios of sequences (sums over tokens), likewise
 
     def __add__(self, other: PairSums) -> PairSums:
         return PairSums.combine([self, other])
@@ -512,7 +512,7 @@ class PairCollector:
         known, segments = self._tokens[cell], ratios.segments
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold
-        if threshold == -np.inf and last - first > TAIL_VALUES:  # the histogram gives a lower bound
+        if threshold == -np.inf and last - first > TAIL_VALUES:  # the histogram gives a lower bound of the tail
             threshold = value_at_rank(self._tables.sums[cell, :, 0], TAIL_VALUES)
         if threshold == -np.inf:
             found = np.arange(first, last)

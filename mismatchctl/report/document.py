@@ -1,4 +1,4 @@
-"""The document model, which writers render as HTML, text or Markdown. They also escape its strings from dumps."""
+"""The document model. Writers render documents as HTML, text or Markdown, and escape strings from dumps."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Table(DocumentPart):
     title: str = ""
     folded: bool = False
     prose: bool = False  # long cells wrap
-    max_rows: int = 0  # if not 0, the terminal shows only this number of rows: the largest in column 1
+    max_rows: int = 0  # if not 0, the terminal shows only this number of rows, with the largest first numbers
     runs: Sequence[int] = ()  # index of the run to which each row belongs
     compact: bool = False  # in the terminal, without a line below the headings
     reach: int = field(default=PAGE_ONLY, kw_only=True)

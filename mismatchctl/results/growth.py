@@ -21,7 +21,7 @@ SHORT_SERIES = 6
 """Series with fewer steps are too short to estimate the variance between neighboring steps."""
 _MEDIAN_OF_CHI2 = 0.4549
 _INTERVAL_RISE = 7.35
-"""The 95% interval of a change point contains the fits whose squares are larger by at most this (Hansen 2000)."""
+"""The 95% interval of a change point contains fits whose squares exceed the best by at most this (Hansen 2000)."""
 _POWERS = (0.0, 0.5, 1.0)
 """Powers p to try: a ramp of the metric is a straight line in metric^p, or for p = 0 in log(metric)."""
 _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
@@ -212,7 +212,7 @@ def _completed_part(where: Float64s, start: float, end: float, power: float, cha
 Label = str | int | float | bool | None
 
 Z_LIMIT = 4.0
-"""A change of a metric is significant if it is at least this number of standard errors. So is a mean ratio off 1."""
+"""A change, or the distance of a mean ratio from 1, is significant if it is at least this number of errors."""
 _ROBUST_SHARE = 1 / 3
 """If a robust statistic changes by less than this share of the change of log K3, a few tokens cause the change."""
 _SHOWN_STEPS = 5
@@ -315,7 +315,7 @@ def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
 
 
 def _is_significant(change: float, error: float, steps: int) -> bool:
-    """Require a change by several errors and by a factor of 1.2. `change` is the logarithm of the factor."""
+    """Require a change by several standard errors and by a factor of 1.2. `change` is the logarithm of the factor."""
     # in a short series, the error itself is uncertain
     limit = Z_LIMIT if steps >= SHORT_SERIES else 5.0
     return abs(change) >= limit * error and abs(change) >= math.log(1.2)

@@ -589,7 +589,7 @@ MASKED_TOKENS = "masked tokens"
 class SkippedData(FiniteModel):
     """Data that `--on-bad skip` or `mask` left out of a file, with the reason and the first example.
 
-    `count` counts its sequences or tokens. `size` is the size in bytes if the whole file was left out, or else 0.
+    `count` is its number of sequences or tokens. `size` is the size in bytes if the whole file was left out, or else 0.
     """
 
     file: str

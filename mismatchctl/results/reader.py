@@ -26,7 +26,7 @@ from mismatchctl.results.summary import get_summary
 _SAME_TOLERANCE = 1e-6
 """Sums may differ by this relative amount, because the cluster table stores nine digits."""
 _LAYER_TOLERANCE = 2e-4
-"""The same for LAYER_COLUMNS, which are stored with five digits."""
+"""LAYER_COLUMNS may differ by this relative amount, because they are stored with five digits."""
 _LARGEST_CHECKED = 1e290
 """Larger sums may have overflowed and are not checked."""
 

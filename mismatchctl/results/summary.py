@@ -78,7 +78,7 @@ def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None)
 
 
 def summarize_runs(result: Result, baseline: tuple[str, Result] | None = None) -> None:
-    """Store a summary in each run of a Result. With a baseline, compare each run with the baseline's."""
+    """Store a summary in each run of a Result. With a baseline, use its run of the same name, or its only run."""
     for name, run in result.runs.items():
         chosen = None if baseline is None else find_run(baseline[1], name)
         run.story = summarize_run(
@@ -461,7 +461,7 @@ def describe_onset(growth: Growth, last_step: Label = None) -> str:
 
 
 def _describe_level(summary: RunSummary, *, named: bool) -> str:
-    """Describe K3 if it is high. If no cause is `named`, also if it is only high for models that are not MoE."""
+    """Describe K3 if it is high. Unless a cause is `named`, also describe a K3 that is only high for dense models."""
     against = summary.against
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"

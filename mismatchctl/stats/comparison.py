@@ -21,7 +21,7 @@ from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
-"""The K3 of a token is split at two caps. At most these shares of the baseline's tokens exceed the first and second."""
+"""The K3 of a token is split at two caps. At most these shares of the baseline exceed cap 1 and cap 2."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
 """How the significance level is divided among five tests: K3 of the bulk and of the shoulder, evened K3 (K3 weighted by
 EVENED_WEIGHTS), lost tokens (tokens with a larger K3 than nearly all of the baseline's), and total K3.

@@ -65,7 +65,7 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Return the p-value of "the number is not above 0" from bootstrap replicates of the number. NaN counts as 0."""
+    """Return the p-value of the null hypothesis that a number is not above 0, from its replicates. NaN counts as 0."""
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)
@@ -91,7 +91,7 @@ def adjust_fdr(p_values: Sequence[float]) -> list[float]:
 
 
 LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
-_PER_LEVEL = 5  # minimum number of drawn relabelings with p below the significance level
+_PER_LEVEL = 5  # draw enough relabelings to expect this number in a tail with probability `level`
 _PERMUTATION_BLOCK = 1 << 20  # number of labels to draw at once
 _PERMUTATION_SALT = np.uint64(0x7065726D75746564)
 _ROUNDING = 1e-9  # totals whose relative difference is smaller count as equal
@@ -135,7 +135,7 @@ class SampleExchange:
         return np.concatenate([seen, *found])
 
     def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
-        """Return one-sided p-values of the observed totals: `shares`, or if they are tiny, `relabeling_tail`."""
+        """Return one-sided p-values of the observed totals: `shares`, or for tiny ones, `relabeling_tail`."""
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
@@ -205,8 +205,8 @@ _TAIL_MARGIN = 3.0  # with ties or few clusters, the approximation is too small 
 def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total: float) -> float:
     """Estimate which share of all relabelings has a total of at least `total`, without random draws.
 
-    The estimate is the saddlepoint approximation of Skovgaard (1987), but at most the Chernoff bound. `differences` are
-    new minus old values of common clusters: relabelings change some signs. They choose `chosen` of the other, `single`.
+    The result is the saddlepoint approximation of Skovgaard (1987), at most the Chernoff bound. A relabeling changes
+    signs of `differences` (new minus old, common clusters), and calls `chosen` of the other clusters (`single`) new.
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
     if not 0 < largest < math.inf:  # also true for NaN
@@ -274,7 +274,7 @@ def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: floa
 
 
 def shares_above(totals: Float64s) -> Float64s:
-    """Return, for each of the totals [1 + R, K], which share of its column is at least as large."""
+    """Return, for each total in [1 + R, K], the share of totals in its column that are at least as large."""
     shares = np.empty_like(totals)
     for column, out in zip(totals.T, shares.T, strict=True):
         ordered, size = np.sort(column), np.abs(column[np.isfinite(column)]).max(initial=0.0)

@@ -30,7 +30,7 @@ class BlockParts:
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Make one part of the sequences with equal `rows` (rows of a table). Also return the row of each part."""
+        """Put the sequences of each table row (`rows`) into one part. Also return the table row of each part."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -69,12 +69,12 @@ def as_slice(places: Ints) -> Ints | slice:
 
 @dataclass(frozen=True)
 class Term:
-    """Part of a column that is a sum: the column `name`, summed over intervals of bins, times a factor."""
+    """One summand of a column: another column `name`, summed over intervals of bins, times a factor."""
 
     name: str
     runs: BinIntervals | None = None  # intervals of bins to sum over, None without bins
     axis: int = 1  # axis of the bins in the column
-    factor: Float64s | None = None  # by variant of the weight rule [W, 1, ...], None for 1
+    factor: Float64s | None = None  # factor per variant of the weight rule [W, 1, ...], None for 1
 
 
 @dataclass

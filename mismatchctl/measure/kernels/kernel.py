@@ -70,7 +70,7 @@ class SequencePlaces:
 class Kernel:
     """Computes sums over tokens in numpy, for small dumps. Subclasses must give the same results."""
 
-    device: str | None = None  # name of the GPUs, None for the CPU
+    device: str | None = None  # names of the GPUs, None for the CPU
     evaluates_all_tokens = False  # True if it is faster to read all tokens than to select sequences first
 
     def compute_ratios(self, policy: Floats, reference: Floats, segments: Segments) -> Ratios:

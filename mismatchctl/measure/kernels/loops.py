@@ -191,7 +191,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add number, products and sums of neighbouring log ratios. If `position` is empty, all tokens are neighbours."""
+    """Add number, products and sums of neighbour pairs to `out`. If `position` is empty, all tokens are neighbours."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):

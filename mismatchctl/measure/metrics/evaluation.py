@@ -49,7 +49,7 @@ from mismatchctl.measure.sums import (
     step_hash,
 )
 
-_EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sum of w - 1 -> number of its tokens
+_EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sum of w - 1 -> count of its tokens
 _FACTOR_COLUMNS = ("weight_excess", "tokens", "mean_excess", "sequences", "empty_sequences")
 _LINEAR_COLUMNS = ("sequence_weight", "loss", "loss_mean", "gradient_product")
 """Sums that are proportional to the weights. The last three only exist if the dump has current log-probs."""
@@ -221,7 +221,7 @@ class _GroupSums:
         sizes = np.array([len(group.table) for group in groups])
         # index of the first row of each group, and index of the group of each row
         self.starts, self.of_row = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(groups)), sizes)
-        self.sums = np.concatenate([group.table.sums for group in groups])  # K columns of `closed_axis`, R rows
+        self.sums = np.concatenate([group.table.sums for group in groups])  # [R, K]: K is `closed_axis`
         maxima = np.concatenate([group.table.maxima for group in groups])
         self.totals = np.add.reduceat(self.sums, self.starts, axis=0)
         self.largest = np.maximum.reduceat(maxima, self.starts, axis=0)

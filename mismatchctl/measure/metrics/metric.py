@@ -169,7 +169,7 @@ class Totals(Protocol):
 
 
 class RecordingTotals:
-    """Totals that read the column `prefix + name` if it exists, else `name`. `read` records the columns."""
+    """Totals that read the column `prefix + name` if it exists, else `name`. `read` records the read columns."""
 
     def __init__(self, found: Mapping[str, Number], prefix: str = "") -> None:
         self.found, self.prefix, self.read = found, prefix, dict[str, None]()
@@ -295,7 +295,7 @@ def read_metrics(
     extremes: Mapping[str, Extreme] | None = None,
     tails: Mapping[str, Tail] | None = None,
 ) -> tuple[Metric, ...]:
-    """Read a table of metrics.yaml. Functions of metrics that are not `A / B` are passed by metric key."""
+    """Read a table of metrics.yaml. For metrics that are not `A / B`, the arguments map keys to functions."""
     rows = dict(_read_tables()[table])
     defaults, metrics = {"undefined": NO_TOKEN} | rows.pop("defaults", {}), []
     for key, row in rows.items():
@@ -313,7 +313,7 @@ def read_metrics(
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
 """Coverage of `heavy_tail` intervals of quantiles: usual, and with very few tail tokens (docs/methods/gate.md)."""
-_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # fewer tokens above a quantile: COVERAGE, or LOWEST_COVERAGE
+_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tail tokens: COVERAGE, or LOWEST_COVERAGE
 _ROUNDING = 1e-9  # relative rounding error of a share times the number of tokens
 
 
@@ -385,7 +385,7 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Return the share of the total K3 that the worst tokens have. `tokens` is their share of all tokens (0.001)."""
+    """Return which share of K3 the worst tokens have. `tokens` is their share of all tokens, such as 0.001."""
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:

@@ -307,7 +307,7 @@ KL_NAMES = (
 
 
 def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Estimate the KL of `current`, or without current log-probs of `train`, to the reference policy per sequence."""
+    """Estimate the KL to the reference policy per sequence: the KL of `current`, or if it is missing, of `train`."""
     policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
     known = np.zeros(len(block)) if reference is None else block.has_log_probs("ref").astype(np.float64)
     lengths = block.segments.lengths * known
@@ -335,7 +335,7 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Candidates for the unknown number of experts per layer. The largest is used with which no layer repeats one."""
+"""Candidates for the number of experts per layer. The largest that never repeats an expert in a layer is used."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",
@@ -387,7 +387,7 @@ def _part_share(whole: str, own: str, other: str) -> Formula:
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Formula:
-    """Return the formula for the correlation of log ratios a and b. `whole` is the sum of squares of a + sign b."""
+    """Return the formula for the correlation of log ratios a and b. `whole` is the sum of (a + sign * b)^2."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
@@ -420,7 +420,7 @@ SPLITS = {
         },
     ),
 }
-"""Maps a pair to metrics that split a log ratio in two, such as total = mismatch + drift. They need its columns."""
+"""Maps a pair to metrics that use its columns to split a log ratio in two, such as total = mismatch + drift."""
 
 
 _ESTIMATES = {"k1": "x", "k2": "x^2 / 2", "k3": "exp(-x) - 1 + x", "low_var": "exp(-x) - 1 + x"}

@@ -30,7 +30,7 @@ MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to thr
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. `ticks` are (position, label), or (index, name) if `named`. A symlog axis is linear to `linear_to`."""
+    """An axis. `ticks` are (position, label), or (index, name) if `named`. `linear_to` is where symlog starts."""
 
     label: str = ""
     scale: Scale = "linear"
@@ -63,7 +63,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A line across the figure at the value `at` of one axis, with a shaded `interval`. A `limit` is dotted."""
+    """A line across the figure at the value `at` of one axis, with a shaded `interval`. The style `limit` is dotted."""
 
     axis: Literal["x", "y"]
     at: float | None

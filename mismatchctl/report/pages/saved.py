@@ -29,7 +29,7 @@ _REMEDY = "pass JSON files that analyze, sweep, compare, advise or gate wrote"
 
 
 def read_saved(paths: Sequence[Path]) -> tuple[View, Document]:
-    """Read saved results, merge them and build their page. To equal run names, append the name of the file."""
+    """Read saved results, merge them and build their page. If run names are equal, append file names to them."""
     found = [(path, _parse_saved(read_json(path, _REMEDY), path)) for path in paths]
     if len(found) == 1:
         return found[0][1], PAGES[type(found[0][1])](found[0][1])
