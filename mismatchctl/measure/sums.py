@@ -34,9 +34,9 @@ PartT = TypeVar("PartT")
 GROUP_CAP = 4096
 """Maximum number of clusters per group. In a larger group, clusters are merged if `hash % GROUP_CAP` is equal."""
 OVERALL_CAP = 1024
-"""Maximum number of rows in the cluster table of a run. A row contains the sums of one cluster in one step."""
+"""Maximum number of rows in the cluster table of a run, one per cluster and step. In a larger table, merge rows."""
 DETAILED_CAP = 1 << 14
-"""Maximum number of rows in the cluster table of a run if the sums of all clusters are requested."""
+"""The same maximum for `MeasurePlan.every_cluster`, when a caller needs the sums of all clusters."""
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
@@ -592,7 +592,7 @@ class RunCollector:
         summed = [columns["tokens"], columns["abs"], columns["k3"], columns["log_ratio"], uncertain]
         for sums, values in zip(
             table.reshape(-1, len(summed)).T, summed, strict=True
-        ):  # ten times as fast as sorting all columns together
+        ):  # ten times as fast as all columns together
             np.add.at(sums, where, values)
 
     def sums(self) -> RunSums:

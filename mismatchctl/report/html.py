@@ -65,7 +65,7 @@ def _jinja_environment() -> jinja2.Environment:
         "lines": lambda text: Markup("\n").join(map(escape_terminal, text.split("\n"))),
     }  # fmt: skip
     environment.globals.update(ranges=(DENSE_RANGE, MOE_RANGE), spark=_sparkline, run_cards_type=RunCards)
-    environment.globals["gauge"] = lambda k3: round(100 * k3_scale_position(k3), 2)  # percent of the scale
+    environment.globals["gauge"] = lambda k3: round(100 * k3_scale_position(k3), 2)  # position of K3, in percent
     return environment
 
 

@@ -21,10 +21,10 @@ from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
-"""The K3 of a token is split at two caps. At most these shares of the baseline exceed cap 1 and cap 2."""
+"""The K3 of a token is split at two caps. At most these shares of the baseline's tokens exceed caps 1 and 2."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
 """How the significance level is divided among five tests: K3 of the bulk and of the shoulder, evened K3 (K3 weighted by
-EVENED_WEIGHTS), lost tokens (tokens with a larger K3 than nearly all of the baseline's), and total K3.
+EVENED_WEIGHTS), lost tokens (tokens with a larger K3 than nearly all tokens of the baseline), and total K3.
 
 Each test detects changes that the other tests miss. If too few tokens are lost for a decision, the share of this test
 goes to the other tests.
@@ -82,7 +82,7 @@ ROUNDING_TOLERANCE = 1e-4
 class K3Part(FiniteModel):
     """One part of K3: per token, the K3 below a low cap (bulk), between two caps (shoulder), or above these (tail).
 
-    `share` is this part's share of the baseline's K3. `rise` is the relative change of this part's mean since the
+    `share` is this part's share of the baseline's K3. `rise` is the relative change of this part's mean from the
     baseline, at equal rollout probabilities, with a 95% `interval`. `rose` is true if the rise is significant
     (one-sided test at 5%).
     """
@@ -110,7 +110,7 @@ class ExcessStatistic:
     def exceeds_limit(self) -> bool:
         """Return True if the excess of the new sample is larger than rounding errors."""
         rounding = np.abs(_ROUNDING * self.new).sum()
-        return bool(self.new.sum() > min(rounding, sys.float_info.max))  # an overflow exceeds the limit
+        return bool(self.new.sum() > min(rounding, sys.float_info.max))  # an infinite sum exceeds the limit
 
 
 @dataclass

@@ -156,7 +156,7 @@ class SampleExchange:
         return found
 
     def labels(self) -> Iterator[Labels]:
-        """Yield blocks of relabelings [R, n + m]. In a row, 1 means "new" and 0 means "old"."""
+        """Yield blocks of relabelings [R, n + m]. A row has 1 for clusters that it calls "new", and 0 for "old"."""
         paired, first, second = self.pairs
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))

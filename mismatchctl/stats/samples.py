@@ -136,7 +136,7 @@ class TableMetric:
         return [sample.columns[name] for name in asked.read]
 
     def evaluate(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
-        """Compute the metric from column sums `totals` [..., P]. `positions` are the indices of these P columns."""
+        """Compute the metric from `totals` [..., P], sums of the P columns with the indices `positions` in `sample`."""
         assert self.metric.formula is not None
         found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
         with np.errstate(all="ignore"):
@@ -203,7 +203,7 @@ _SCARCE_SHARE = 0.005  # minimum share of tokens in a bin
 class K3Layers:
     """Sums of K3 per cluster and bin of the rollout probability. `capped` limits the K3 of each token to each cap."""
 
-    k3: Float64s  # sum over all tokens [N]
+    k3: Float64s  # sum of K3 over all tokens [N]
     tokens: Float64s  # number of tokens by bin [N, B]
     capped: Float64s  # sum of min(K3, cap) by bin and cap [N, B, C]
 

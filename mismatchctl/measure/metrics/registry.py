@@ -1,4 +1,4 @@
-"""The metrics of pairs of policies, of corrections and of optional columns. metrics.yaml contains their texts."""
+"""The metrics of pairs of policies, of corrections and of optional columns. metrics.yaml contains their definitions."""
 
 from __future__ import annotations
 
