@@ -91,7 +91,8 @@ class LoggedRun:
             texts.append(f"{lead.name} changes {when(apart, 'logged steps')}")
         if other.lag is not None and other.lag.steps is not None:
             follows = when(other.lag.steps, "steps")
-            texts.append(f"its step-to-step changes follow {follows} (correlation {other.lag.correlation:.2f})")
+            changes = f"step-to-step changes of {lead.name} follow {follows}"
+            texts.append(f"{changes} (correlation {other.lag.correlation:.2f})")
         elif other.lag is not None and other.lag.status:
             texts.append(f"step to step: {other.lag.status}")
         return "; ".join(texts)

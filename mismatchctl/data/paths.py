@@ -143,7 +143,7 @@ def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]
     if others := sorted({*unread} - {*packed}):
         verb = "look like dumps and are" if len(others) > 1 else "looks like a dump and is"
         remedy = "Rename files of the dump, for example to NAME.parquet, and move other files away"
-        notes.append(f"{format_names(others)} {verb} not read because of the name. {remedy}")
+        notes.append(f"{format_names(others)} {verb} not read because of the file name. {remedy}")
     return sorted(map(escape_unprintable, unread)), notes
 
 

@@ -368,7 +368,7 @@ def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
         found, measure = _read_msprobe_cells([item for item in given if isinstance(item, Mapping)], notes)
         found = [row.model_copy(update={"why": ""}) for row in found]
         if call["is_same"] is False and found:
-            found[-1] = found[-1].model_copy(update={"why": "the call is not the same (is_same false)"})
+            found[-1] = found[-1].model_copy(update={"why": "the call differs (is_same is false)"})
         rows += found
     return _make_msprobe_table(f"{measure}; failed if is_same is false", rows, file, notes)
 
@@ -384,7 +384,7 @@ def read_msprobe_first(document: Any) -> list[LayerTable] | None:
             return None
     measure, why = (
         "no values, because the report only lists the first differing calls",
-        "the first call that is not the same",
+        "the first call that differs",
     )
     named = {rank: [str(call["op_name"]) for call in calls] for rank, calls in document.items()}
     return [

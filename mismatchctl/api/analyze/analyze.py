@@ -780,8 +780,8 @@ def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) ->
         aligned = logs.align_steps(log, runs, offset)
         if aligned is not log:
             result.warnings.append(
-                f"{result.provenance.framework} logs a batch {offset} step later than it is generated: "
-                f"{log.path} is read {offset} step earlier"
+                f"{result.provenance.framework} logs a batch {offset} step after its generation, so the steps of "
+                f"{log.path} are moved {offset} step back"
             )
         log = aligned
     logs.require_shared_steps(log, [label for run in result.runs.values() for label in run.groups.labels])

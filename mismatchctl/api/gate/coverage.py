@@ -72,7 +72,7 @@ def check_coverage(
         more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
         verb = "look like dumps, but were" if len(unread) > 1 else "looks like a dump, but was"
         remedy = "Rename files of the dump to NAME.parquet, and move other files away"
-        reason = f"{', '.join(unread[:3])}{more} {verb} not read because of the name. {remedy}"
+        reason = f"{', '.join(unread[:3])}{more} {verb} not read because of the file name. {remedy}"
         yield undecided_check(next(iter(result.runs), ""), "files not read", reason)
     yield from _check_finite_counts(result)
     matches = [*_match_runs(result, baseline)]

@@ -316,8 +316,8 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
     return Detection(
         "high" if recorded else "medium",
         f"{percent(share)} of the rows are bit-identical on the two sides, and the other rows differ by noise "
-        f"({rest.noise:.2g} in the logits). {how} are mostly of the same kind, so the results of the kernels depend "
-        "on the batch",
+        f"({rest.noise:.2g} in the logits). {how} are mostly all identical or all different, so the kernels' "
+        "results depend on the batch",
         share=case.share(other[case.sequence]),
         k3=float(rest.k3.sum() / case.k3.sum()) if case.k3.sum() > 0 else 0.0,
         evidence=tuple(evidence),

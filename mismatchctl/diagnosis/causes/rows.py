@@ -375,8 +375,8 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
     return Detection(
         "medium",
         f"the mismatch depends on the prompt. For {loud} of {prompts} prompts, the two sides are {found.times:.3g} "
-        f"times as far apart as for the others. For {whole} of all prompts, nearly all rows are of the same kind. The "
-        "two sides treat some prompts differently, for example their padding, positions or length",
+        f"times as far apart as for the others. For {whole} of all prompts, the two sides are far apart in nearly all "
+        "rows or in nearly none. They treat some prompts differently, for example their padding, positions or length",
         tokens=found.louder[case.sequence],
         evidence=(
             make_fact("prompts", prompts, "number of prompts with several rows"),

@@ -37,7 +37,7 @@ def detect_temperature(case: Case) -> Detection | None:
     told, steep = found.likely_sampler == "rollout" and not truncated, truncated or found.clearly_scaled
     rivals = {}
     if not told:
-        rivals["raw_logprobs"] = "check the engine's logprobs mode, or record more tokens until E[ratio] is clear"
+        rivals["raw_logprobs"] = "check the engine's logprobs mode, or record more tokens to cut the error of E[ratio]"
     if not steep:
         rivals["logit_softcap"] = "compare final_logit_softcapping of the two configurations. A softcap looks similar"
     if not found.sure:
