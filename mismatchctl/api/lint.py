@@ -153,7 +153,7 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator
         if name not in table["trainer_applies"]:
             consequence = (
                 f"{what}, but not the trainer's log-probs. The correction treats this difference as a mismatch. If "
-                "the engine's log-probs lack the setting too, its ratios are wrong"
+                "the engine's log-probs lack the setting too, the correction's ratios are wrong"
             )
             fix = f"set it to its neutral value for training rollouts{', ' + _REPLAY if name in _TRUNCATIONS else ''}"
             yield LintMessage("warning", place, consequence, fix, source)

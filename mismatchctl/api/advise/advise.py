@@ -130,7 +130,7 @@ def advice_notes(
 def _explain_reference(reference: BiasReference) -> str:
     name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
     if not reference.is_per_token:
-        return f"the sample lacks rare large weights of {name}, the reference for the bias (mean weight {mean})"
+        return f"the sample may lack rare large weights of {name}, the reference for the bias (mean weight {mean})"
     low, high = candidates.CONVERGENCE_RANGE
     return (
         f"the mean sequence weight is {mean}, which is outside {low:g} to {high:g}. Therefore, the bias is measured "
