@@ -105,7 +105,7 @@ def metrics() -> str:
             "the reason.",
             "",
             "The last column lists the names that frameworks use for the metric in their logs. The names after",
-            "*unlike it* belong to similar metrics, and the difference follows the name.",
+            "*similar* belong to metrics with another definition, and the difference follows the name.",
             "`mismatchctl metrics NAME` explains a logged name.",
             "",
             "## Mismatch",
@@ -183,9 +183,9 @@ def _table(found: Iterable[Metric]) -> list[str]:
 
 
 def _names(metric: Metric) -> str:
-    """Return the frameworks' names of a metric, then the names of similar metrics after "unlike it"."""
+    """Return the frameworks' names of a metric, then the names of similar metrics after "similar"."""
     lines = describe_names(metric)
-    return "<br>".join([*lines.get("known as", []), *(f"unlike it: {line}" for line in lines.get("unlike it", []))])
+    return "<br>".join([*lines.get("known as", []), *(f"similar: {line}" for line in lines.get("similar", []))])
 
 
 def _cell(text: str) -> str:

@@ -200,13 +200,13 @@ def metrics_as_data(found: Sections) -> list[dict[str, Any]]:
 
 
 def describe_names(metric: Metric) -> dict[str, list[str]]:
-    """Return the lines to show after "known as" (names of the metric) and "unlike it" (names of similar metrics)."""
+    """Return the lines to show after "known as" (names of the metric) and "similar" (names of similar metrics)."""
     found: dict[tuple[str, ...], list[str]] = {}
     for relative in find_related_names(metric):
         found.setdefault(relative.differences, []).append(f"{relative.name} ({_format_versions(relative.frameworks)})")
     exact = found.pop((), [])
     unlike = [f"{', '.join(names)}: {'; '.join(differences)}" for differences, names in found.items()]
-    return {label: lines for label, lines in (("known as", exact), ("unlike it", unlike)) if lines}
+    return {label: lines for label, lines in (("known as", exact), ("similar", unlike)) if lines}
 
 
 def _format_versions(titles: Sequence[str]) -> str:

@@ -86,7 +86,7 @@ def test_a_worse_worker_is_named(tmp_path: Path) -> None:
         assert part.tokens == (own.mean(), own.mean())
     assert one.parts[0].label == 3
     assert one.parts[0].se is not None
-    assert "worker 3 makes 100% of the change, with " in found.contrasts[0].says[2]
+    assert "worker 3 causes 100% of the change, with " in found.contrasts[0].says[2]
 
 
 def test_a_range_of_positions_is_named(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_the_first_line_is_the_answer(dumps: tuple[Path, Path], width: str, monk
     assert lines[-1].endswith(f"Next: mismatchctl diagnose {dumps[1].name}")
     reported = " ".join(done.stdout.split())
     assert "worse compared with base, paired: both runs have the same responses to 24 prompts, with equal" in reported
-    assert "where worker 3 makes 100% of the change" in reported
+    assert "where worker 3 causes 100% of the change" in reported
 
 
 def test_only_changed_metrics_are_shown(dumps: tuple[Path, Path]) -> None:

@@ -152,7 +152,7 @@ def test_similar_names_of_the_headline_metric_are_listed() -> None:
 
 def test_metrics_shows_equal_and_different_names() -> None:
     shown = command.run("metrics", "k3").stdout
-    known, unlike = shown.split("unlike it")
+    known, unlike = shown.split("similar")
     assert "rollout_corr/k3_kl (verl 2026-08 2025-11-25 2025-11-12 2025-11-07)" in known
     assert "train/mis_k3_kl (slime 2026-01" in unlike
     assert '"names"' in command.run("metrics", "k3", "--json").stdout

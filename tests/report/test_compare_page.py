@@ -68,7 +68,7 @@ def test_the_page_is_complete_and_loads_no_resources(texts: dict[str, str], name
 def test_the_page_names_the_changes(texts: dict[str, str]) -> None:
     text = Parsed(texts["plain"]).text
     for words in (
-        "worse: K3 rose ", "worker 3 makes 100% of the change", "Contributions to the change", "All metrics", "(Holm)",
+        "worse: K3 rose ", "worker 3 causes 100% of the change", "Contributions to the change", "All metrics", "(Holm)",
     ):  # fmt: skip
         assert words in text, words
     assert {"change_by_worker", "distribution", "k3_by_position"} <= set(page_figures(texts["plain"]))

@@ -345,8 +345,8 @@ def describe_carriers(contrast: Contrast) -> Iterator[str]:
         is_one = len(carrier.labels) == 1
         own = f"{percent(carrier.weight)} of the reference's K3 and " if k3_change(contrast).reference.value else ""
         yield (
-            f"{format_carrier(decomposition, carrier)} {'makes' if is_one else 'make'} "
-            f"{carrier.carried:.0%} of the change, with {own}{percent(carrier.tokens)} of tokens"
+            f"{format_carrier(decomposition, carrier)} {'causes' if is_one else 'cause'} "
+            f"{carrier.carried:.0%} of the change, with {own}{percent(carrier.tokens)} of the tokens"
         )
 
 

@@ -446,7 +446,7 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
                 f"{_percent(distance)} of the tokens have a different range of probability than in the baseline"
             )
     if found:
-        doubt = "Check whether they have other units, or come from another model or other data."
+        doubt = "Check whether the log-probs have other units, or come from another model or other data."
         yield undecided_check(name, "scale of the log-probs", f"{found[0]}. {doubt} {accept_remedy()}")
 
 
