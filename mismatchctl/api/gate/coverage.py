@@ -241,8 +241,8 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
     absent = [label for label in there if label not in here]
     if len(absent) < len(there) and len(absent) > most * len(there):
         shown = ", ".join("(none)" if label is None else str(label) for label in absent[:3])
-        more = ", ..." * (len(absent) > 3)
-        reason = f"the dump lacks {len(absent):,} of the baseline's {len(there):,} steps ({shown}{more}). {remedy}"
+        shown += ", ..." * (len(absent) > 3)
+        reason = f"the dump lacks {len(absent):,} of the baseline's {len(there):,} steps (missing: {shown}). {remedy}"
         yield undecided_check(name, "missing steps", reason)
     sample, other = _build_alike_samples(run, accepted)
     common = sample.count_common(other)

@@ -325,7 +325,7 @@ def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
     if item.over == "none":
         return f"sum over sequences / {counted}"
     if version.rollout_denominators:
-        return f"{item.reduction} within each rollout, by its tokens before rejection, then over rollouts"
+        return f"{item.reduction} within each rollout (sum / tokens before rejection), then over rollouts"
     return f"{item.reduction} within each sequence (0 if no token is left), then over sequences"
 
 
