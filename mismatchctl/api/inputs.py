@@ -319,6 +319,8 @@ def check_number(name: str, value: object) -> None:
 
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
         raise ConfigError(f"{name}: expected a number, found {value!r}")
+    if np.isnan(value):
+        raise ConfigError(f"{name}: expected a number, found NaN")
 
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mismatchctl.corrections.labels import gate_label
+from mismatchctl.corrections.labels import gate_label, short_number
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, option
 from mismatchctl.frameworks.adapter import Framework, find_value, is_date
@@ -108,7 +108,9 @@ def _measure_findings(
     for run, measured in analyze(dumps, tried, rename=rename, findings=False).runs.items():
         if changes_loss_scale(measured, now.name):
             scale = measured.overall.corrections[now.name]["loss_scale"].value
-            consequence = f"{run}: the correction multiplies the loss by {scale:.3g}, which changes the learning rate"
+            consequence = (
+                f"{run}: the correction multiplies the loss by {short_number(scale)}, which changes the learning rate"
+            )
             fix = "use a rule whose weights average to 1, for example token weights, or normalize the weights"
             yield LintMessage("warning", "", consequence, fix, "sum of the weights / tokens in the denominator")
         found = [

@@ -212,7 +212,14 @@ def format_bytes(size: int) -> str:
 def format_label(value: str | int | float | bool | None) -> str:
     if value is None:
         return "(none)"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else shorten_exponents(f"{value:g}")
+    return str(value)
+
+
+def shorten_exponents(text: str) -> str:
+    """Write the exponents in a text without leading zeros: 6.94e-07 becomes 6.94e-7, and 1e+03 becomes 1e3."""
+    return re.sub(r"(?<=\d)e(?:\+|(-))0?(?=\d)", r"e\1", text)
 
 
 def _exponent(value: float) -> int:

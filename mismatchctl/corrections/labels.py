@@ -116,6 +116,8 @@ def threshold_label(correction: Correction, path: str) -> str:
 
 def short_number(value: float) -> str:
     """Format a threshold with three significant digits, or more near 1: 2, 0.999, 1.0002, 1e-4."""
+    if math.isnan(value):
+        return "NaN"
     distance = abs(value - 1)  # must be visible: 1.0002 is not shown as 1
     digits = max(3, 1 - max(math.floor(math.log10(distance)), -9)) if distance > 0 and 0.5 < value < 2 else 3
     rounded = float(f"{value:.3g}")

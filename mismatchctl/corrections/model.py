@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from mismatchctl.core.formatting import format_label
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.io.yaml import read_data
 
@@ -78,7 +79,7 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
     for bound in interval:
         if bound is not None and (not math.isfinite(bound) or (positive and bound < 0)):
             wanted = f"a finite number{' >= 0' if positive else ''}, or null for unbounded"
-            raise ValueError(f"{bound} is not a valid bound; write {wanted}")
+            raise ValueError(f"{format_label(bound)} is not a valid bound; write {wanted}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"lower bound {low} is above upper bound {high}")
     if high is not None and positive and high == 0:

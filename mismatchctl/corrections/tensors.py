@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Float64s, Floats, Segments, TokenBatch
+from mismatchctl.core.formatting import format_label
 from mismatchctl.core.ratios import Ratios, compute_ratios
 from mismatchctl.core.schema import MIN_LOG_PROB, POSITIVE_TOLERANCE
 from mismatchctl.corrections.application import CorrectedBlock, apply_correction, normalization_divisor
@@ -228,8 +229,9 @@ def _valid_positions(rows: Segments, valid: NDArray[np.bool_]) -> tuple[Segments
 def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
     valid: NDArray[np.bool_] = mask != 0
     if mask.dtype != np.bool_ and not np.array_equal(valid, mask == 1):
-        other = mask[valid & (mask != 1)][0]
-        raise DataError(f"mask must contain only 0 and 1 (or false and true), found {other}")
+        other = mask[valid & (mask != 1)].tolist()[0]
+        found = "None" if other is None else format_label(other)
+        raise DataError(f"mask must contain only 0 and 1 (or false and true), found {found}")
     return valid
 
 

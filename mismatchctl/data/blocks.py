@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Extent, Floats, Ints, Segments, TokenBatch, compute_extent
+from mismatchctl.core.formatting import format_label
 from mismatchctl.core.schema import (
     COLUMNS_BY_NAME,
     MIN_LOG_PROB,
@@ -159,7 +160,7 @@ def _valid_mask(block: DecodedBlock) -> Bools | None:
         odd = odd if missing is None else odd | missing
     if odd is not None and odd.any():
         bad = np.flatnonzero(odd)
-        what = "null" if missing is not None and missing[bad[0]] else f"{to_numpy(mask)[bad[0]]:g}"
+        what = "null" if missing is not None and missing[bad[0]] else format_label(float(to_numpy(mask)[bad[0]]))
         problem = f"a mask must contain only 0 and 1, found {what}"
         block.add_faults(MASK_COLUMN, "mask is not 0 or 1", bad, problem)
     return None if valid.all() else valid
@@ -246,7 +247,7 @@ def _note_faults(
     for reason, flags in checks.items():
         bad = np.flatnonzero(flags)
         if len(bad):
-            value = f"{values[bad[0]]:.6g}"
+            value = format_label(float(values[bad[0]]))
             problem = {
                 "null element": "expected a number, found null",
                 "log-prob below all": f"{value} is too low for a log-prob",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.core.batch import Segments
+from mismatchctl.core.formatting import shorten_exponents
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import UNRELATED_CORRELATION, Case
 from mismatchctl.diagnosis.causes.registry import CAUSES, Cause
@@ -179,6 +180,7 @@ def _make_finding(found: _CauseResult, files: Mapping[int, str]) -> Finding:
 
 
 def _format_sentence(text: str) -> str:
+    text = shorten_exponents(text)
     return f"{text if '_' in text.split(' ')[0] else text[:1].upper() + text[1:]}."
 
 

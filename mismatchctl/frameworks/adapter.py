@@ -216,7 +216,7 @@ def fit_rules(
         try:
             found = read(write(tried))
         except ConfigError as error:
-            return f"refuses it: {error}"
+            return f"refuses this rule: {error}"
         except LookupError:
             return "has no such rule"
         if is_same(tried, found, 1e-12):
@@ -368,6 +368,10 @@ class Framework(ABC):
         asked, dated = f"{self.name}@{self.unknown}", is_date(self.unknown)
         before = f"{asked} is read as {self.title}, the last known version before that date"
         return [before if dated else f"{asked} is not known, so it is read as {self.title}"]
+
+    def as_it(self, reason: str) -> str:
+        """Write "it" for the framework in a reason such as "trl@2026-08 has no such rule"."""
+        return re.sub(rf"(?<![\w-]){re.escape(self.name)}(@[\w.-]+)? (?=has|refuses)", "it ", reason)
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Merge the files that a configuration refers to, and return the names of missing files."""

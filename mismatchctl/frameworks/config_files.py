@@ -334,7 +334,8 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
         if not _try_keys(correction, registry.load_framework(title))[1]
     ]
     able = f"; {others[0]} can" if others else ""
-    raise ConfigError(f"{framework.title} cannot express {correction.name}: {'; '.join(problems)}{able}")
+    reasons = framework.as_it("; ".join(problems))
+    raise ConfigError(f"{framework.title} cannot express {correction.name}: {reasons}{able}")
 
 
 def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
+from mismatchctl.corrections.labels import short_number
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.io.yaml import read_data
 
@@ -55,8 +56,16 @@ def _with_tuples(value: Any) -> Any:
 def make_finding(module: str, name: str, source: str, /, **values: Any) -> LintMessage:
     """Create a finding from the entry `name` of traps.yaml, and replace its placeholders by `values`."""
     trap = read_table(module, "traps.yaml")[name]
-    consequence, fix = (trap[text].format(**values) for text in ("consequence", "fix"))
+    shown = {key: _Number(value) if isinstance(value, float) else value for key, value in values.items()}
+    consequence, fix = (trap[text].format(**shown) for text in ("consequence", "fix"))
     return LintMessage(trap["level"], trap.get("place", ""), consequence, fix, source)
+
+
+class _Number(float):
+    """A number that `{value:g}` shows with three significant digits: 6.94e-7."""
+
+    def __format__(self, spec: str) -> str:
+        return short_number(self) if spec == "g" else super().__format__(spec)
 
 
 def is_text_of_number(value: object) -> bool:
@@ -75,8 +84,8 @@ def format_decimal(value: object) -> str:
     mantissa, letter, exponent = str(value).strip().lower().partition("e")
     if not letter:
         return mantissa
-    point, sign = "" if "." in mantissa else ".0", "" if exponent[:1] in "+-" else "+"
-    return f"{mantissa}{point}e{sign}{exponent}"
+    point = "" if "." in mantissa else ".0"
+    return f"{mantissa}{point}e{int(exponent):+d}"
 
 
 def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> str:
@@ -94,7 +103,7 @@ def check_bounds(
             what = "weights never exceed exp(20), so the bound does not change any weight"
             yield _shared_trap("unreachable", weight_place, source, what=what)
         if not low <= 1 <= high:
-            becomes = "0" if weight.zero else f"{min(max(1.0, low), high):g}"
+            becomes = "0" if weight.zero else short_number(min(max(1.0, low), high))
             found = _shared_trap("changes_agreement", weight_place, source, low=low, high=high, becomes=becomes)
             yield replace(found, level="error") if weight.zero else found
     for gate in correction.gates:
@@ -119,8 +128,8 @@ def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
         largest = _STATISTIC_LIMITS.get(gate.statistic, math.exp(LOG_RATIO_BOUND))
         smallest = -LOG_RATIO_BOUND if gate.statistic == "k1" else 1 / largest if gate.statistic == "ratio" else 0.0
         if largest < high < math.inf:
-            what = f"{gate.statistic} never exceeds {largest:g}: the upper bound never rejects"
+            what = f"{gate.statistic} never exceeds {short_number(largest)}: the upper bound never rejects"
             yield _shared_trap("unreachable", place, source, what=what)
         if low < smallest and low not in (0.0, -math.inf):
-            what = f"{gate.statistic} is never below {smallest:g}: the lower bound never rejects"
+            what = f"{gate.statistic} is never below {short_number(smallest)}: the lower bound never rejects"
             yield _shared_trap("unreachable", place, source, what=what)

@@ -291,7 +291,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mm.k3(ROW, ROW, [[1.0, 0.5]]),
         r"mask must contain only 0 and 1 \(or false and true\), found 0.5",
     ),
-    "an unknown mask": (lambda: mm.k3(ROW, ROW, np.array([[1.0, np.nan]])), "found nan"),
+    "an unknown mask": (lambda: mm.k3(ROW, ROW, np.array([[1.0, np.nan]])), "found NaN"),
     "a hole in a mask": (lambda: mm.weights(ROW, ROW, [[1, None]]), "found None"),
     "no study": (
         lambda: sweep(["nowhere"], [], wishes=[("rejected_tokens", 0.05)]),
@@ -382,7 +382,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a rule": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=[1]), "rules are strings"),
     "a number for rules": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=5), "rules are strings"),
     "rules by name": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules={"k3:max=1": 1}), "not a dict"),
-    "no level": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=float("nan")), "found nan"),
+    "no level": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=float("nan")), "found NaN"),
     "a level of 0": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=0), "found 0"),
     "a level above all": (
         lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=2),

@@ -5,8 +5,10 @@ from mismatchctl.core.formatting import (
     format_bytes,
     format_estimate,
     format_estimate_or_reason,
+    format_label,
     format_number,
     shorten,
+    shorten_exponents,
 )
 from mismatchctl.data.tokenizer import load_vocabulary
 
@@ -87,6 +89,12 @@ def test_undefined_values_show_their_reason() -> None:
     assert format_estimate_or_reason(None, None, "", "ok") == "–"
     assert format_estimate_or_reason(None, None, "nats", "K3 is 0") == "– (K3 is 0)"
     assert format_estimate_or_reason(2.0, None, "nats", "ok") == "2.00"
+
+
+def test_exponents_have_no_leading_zeros() -> None:
+    text = shorten_exponents("6.94e-07 to 1e+03, 1.5e-12, one-05 and 2e+20")
+    assert text == "6.94e-7 to 1e3, 1.5e-12, one-05 and 2e20"
+    assert (format_label(float("nan")), format_label(1e-7), format_label(2.0)) == ("NaN", "1e-7", "2")
 
 
 def test_byte_sizes_are_formatted() -> None:

@@ -403,7 +403,7 @@ def test_analyze_and_sweep_apply_every_field(tmp_path: Any) -> None:
         ({"gates": [{"keep": [0.5, 2.0], "seed": True}]}, r"gates.0: seed must not be true or false"),
         (
             {"weight": {"truncate": math.nan}},
-            r"weight.truncate: nan is not a valid bound; write a finite number >= 0, or null",
+            r"weight.truncate: NaN is not a valid bound; write a finite number >= 0, or null",
         ),
         (
             {"gates": [{"statistic": "k1", "keep": [math.inf, None]}]},

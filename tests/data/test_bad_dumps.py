@@ -35,7 +35,7 @@ def skip(*paths, **options):
 
 GOOD = [-1.0, -2.0, -3.0]
 BAD_ROWS = [
-    (ROLLOUT, [-1, np.nan, -3], "NaN", "expected a finite number, found nan at token 1"),
+    (ROLLOUT, [-1, np.nan, -3], "NaN", "expected a finite number, found NaN at token 1"),
     (TRAIN, [-1, -2, np.inf], "infinite", "expected a finite number, found inf at token 2"),
     (ROLLOUT, [-np.inf, -2, -3], "infinite", "expected a finite number, found -inf at token 0"),
     (TRAIN, [-1, 0.002, -3], "log-prob above 0", "must not be above 0, found 0.002 at token 1"),
@@ -49,7 +49,7 @@ BAD_ROWS = [
     ("advantages", [1, 2, np.inf], "infinite", "inf at token 2"),
     (MASK, [1, 0.5, 1], "mask is not 0 or 1", "found 0.5 at token 1"),
     (MASK, [1, None, 1], "mask is not 0 or 1", "found null at token 1"),
-    (MASK, [1, np.nan, 1], "mask is not 0 or 1", "found nan at token 1"),
+    (MASK, [1, np.nan, 1], "mask is not 0 or 1", "found NaN at token 1"),
     (MASK, None, "null list", "the list is null"),
     (MASK, [1], "length differs", "found 1"),
 ]

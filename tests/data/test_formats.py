@@ -128,7 +128,7 @@ def test_nan_is_read_from_json_and_csv(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(text + "\n" + text)
     (tmp_path / "a.csv").write_text('rollout_log_probs,train_log_probs\n"[-1.0, NaN]","[-1.0, -2.0]"\n')
     for name in ("a.jsonl", "a.csv"):
-        with pytest.raises(DataError, match=r"NaN in valid tokens|expected a finite number, found nan"):
+        with pytest.raises(DataError, match=r"NaN in valid tokens|expected a finite number, found NaN"):
             opened(tmp_path / name)
 
 

@@ -227,7 +227,8 @@ def test_unsupported_corrections_are_omitted_with_a_reason(dump: Path) -> None:
     done = run("analyze", dump, "-c", "token_tis", "-c", "geo_rs", "--framework", "slime", "--json")
     result = json.loads(done.stdout)
     assert list(result["runs"]["healthy"]["logged"]) == ["token_tis"]
-    assert any(text.startswith("geo_rs: ") and "cannot apply this correction" in text for text in result["warnings"])
+    text = next(text for text in result["warnings"] if text.startswith("geo_rs: "))
+    assert "slime@2026-08 cannot apply this correction (geometric mean within 0.1%: it has no such rule" in text
     whole = result["runs"]["healthy"]["logged"]["token_tis"]
     parts = json.loads(
         run("analyze", dump, "-c", "token_tis", "--framework", "slime@seed", "--micro-batch-size", "2", "--json").stdout

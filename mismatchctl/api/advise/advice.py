@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from mismatchctl.core.formatting import format_number
 from mismatchctl.core.validation import CappedSum, FiniteModel
+from mismatchctl.corrections.labels import short_number
 from mismatchctl.results.model import Finding
 from mismatchctl.results.summary import LOSS_SCALE_RANGE, is_uncorrectable, percent
 from mismatchctl.results.views import ByRun, TableText, TextView, View, add_version, format_cell, json_text, make_frame
@@ -179,7 +181,7 @@ def describe_gain(own: RankedCorrection) -> str:
         error = f"{percent(abs(own.gain))} {'less' if own.gain > 0 else 'more'} gradient error"
     cost = f"{percent(own.rejected_tokens)} of tokens" if own.rejected_tokens else "no tokens"
     low, high = LOSS_SCALE_RANGE
-    scale = "" if low <= own.loss_scale <= high else f", multiplies the loss by {own.loss_scale:.3g}"
+    scale = "" if low <= own.loss_scale <= high else f", multiplies the loss by {short_number(own.loss_scale)}"
     return f"{error}, rejects {cost}{scale}"
 
 
@@ -194,4 +196,4 @@ def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
     if own.ties:
         return f"{own.name} is not significantly worse than {candidate_label(best.name)}"
     times = own.mse / best.mse if best.mse else 1.0
-    return f"{own.name} has {times:.2g} times the gradient error of {candidate_label(best.name)}: {own.why}"
+    return f"{own.name} has {format_number(times)} times the gradient error of {candidate_label(best.name)}: {own.why}"

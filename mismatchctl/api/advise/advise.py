@@ -21,7 +21,7 @@ from mismatchctl.api.advise.candidates import (
 )
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.api.scan import ReadOptions
-from mismatchctl.corrections.labels import correction_label
+from mismatchctl.corrections.labels import correction_label, short_number
 from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.corrections.presets import classify_severity
 from mismatchctl.data.paths import DumpSource
@@ -46,7 +46,7 @@ VALIDATED_RESPONSE_TOKENS = 128
 def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str:
     own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
     if loss_scale < MIN_LOSS_SCALE:
-        return f"multiplies the loss by {loss_scale:.3g}, which mostly lowers the learning rate"
+        return f"multiplies the loss by {short_number(loss_scale)}, which mostly lowers the learning rate"
     if name == choice.first:
         return (
             "no candidate is significantly better"
@@ -222,7 +222,7 @@ def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterato
         if not _missing_column(correction, sample):
             scale = candidates.apply_to_sample(correction, sample).loss_scale
             if not low <= scale <= high:
-                yield f"{correction.name} multiplies the loss by {scale:.3g}"
+                yield f"{correction.name} multiplies the loss by {short_number(scale)}"
 
 
 def _reason_not_rankable(sample: RunSample, update: int) -> str:

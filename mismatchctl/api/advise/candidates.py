@@ -15,6 +15,7 @@ from mismatchctl.api.scan import DumpReading, ReadOptions, UnitBatches, apply_tr
 from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import adjacent_segments, apply_correction
+from mismatchctl.corrections.labels import short_number
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import format_rule_name, named_correction, parse_correction
 from mismatchctl.corrections.tensors import normalize_weights
@@ -303,7 +304,7 @@ class Limits:
         if rejected > min(self.max_rejection, MAX_REJECTION):
             return f"rejects {rejected:.1%} of the tokens"
         if ess < self.min_ess:
-            return f"leaves an ESS of {ess:.2g}"
+            return f"leaves an ESS of {short_number(ess)}"
         return "rejects" if self.no_rejection and correction.gates else ""
 
 

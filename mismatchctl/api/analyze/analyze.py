@@ -762,7 +762,7 @@ def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedS
     result.provenance.replay = logged.options.given
     result.warnings += framework.warnings
     result.warnings += [
-        f"{name}: {framework.title} cannot apply this correction ({why.removeprefix(f'{name}: ')})"
+        f"{name}: {framework.title} cannot apply this correction ({framework.as_it(why)})"
         for name, why in logged.refused.items()
     ]
     result.warnings += [

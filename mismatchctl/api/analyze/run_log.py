@@ -452,7 +452,8 @@ class LoggedSteps:
             self.unavailable |= {name: needed for name, needed in unavailable.items() if needed and name in logged}
             return {name: value for name, value in logged.items() if name not in unavailable}
         except ConfigError as error:
-            self.refused[correction.name] = str(error)
+            named = (f"{correction.name}: ", f"{framework.name} cannot express this correction: ")
+            self.refused[correction.name] = str(error).removeprefix(named[0]).removeprefix(named[1])
         except DataError:  # no valid tokens: the framework logs no value
             pass
         return {}

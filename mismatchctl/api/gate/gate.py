@@ -45,6 +45,7 @@ from mismatchctl.api.gate.verdict import (
 from mismatchctl.api.metrics_log import LoggedValues, read_logged_values
 from mismatchctl.api.scan import ReadOptions
 from mismatchctl.core.batch import Float64s
+from mismatchctl.core.formatting import format_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option, wording
@@ -220,7 +221,7 @@ def judge(
 
 def _check_level(level: float) -> None:
     if not 0 < level <= MAX_LEVEL:
-        raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {level}")
+        raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {format_label(level)}")
 
 
 def _confirm_failure(check: Check, *, significant: bool) -> None:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mismatchctl.core.formatting import escape_terminal, format_count, format_heavy_tail, format_number
+from mismatchctl.core.formatting import (
+    escape_terminal,
+    format_count,
+    format_heavy_tail,
+    format_number,
+    shorten_exponents,
+)
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.views import TableText, View, format_cell, json_text, make_frame
@@ -209,7 +215,7 @@ def _unit_text(check: Check) -> str:
 
 
 def _plain_number(value: float, unit: str) -> str:
-    return format_number(value, unit) if unit == "fraction" else re.sub(r"e([+-])0*", r"e\1", f"{value:g}")
+    return format_number(value, unit) if unit == "fraction" else shorten_exponents(f"{value:g}")
 
 
 def _describe_limit(check: Check, limit: str) -> str:

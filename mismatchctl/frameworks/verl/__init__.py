@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mismatchctl.core.formatting import shorten_exponents
+from mismatchctl.corrections.labels import short_number
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.adapter import (
@@ -100,11 +102,11 @@ def _check_rejection(written: VerlConfig) -> Iterator[LintMessage]:
     for gate in written.gates:  # "lo_hi" bounds rollout/train, because k1 is rollout minus train
         low, high = gate.keep
         if gate.statistic == "k1" and low is not None and high is not None and low <= high:
-            kept, option = f"{math.exp(-high):.6g} to {math.exp(-low):.6g}", find_rs_option(gate)
+            kept, option = f"{short_number(math.exp(-high))} to {short_number(math.exp(-low))}", find_rs_option(gate)
             if abs(low + high) <= _NEGLIGIBLE_SHIFT * (high - low):
                 yield written.trap("reads_reversed", option=option, kept=kept)
             else:
-                bounds = [f"{math.exp(bound):.6g}" for bound in (low, high, -high, -low)]
+                bounds = [shorten_exponents(f"{math.exp(bound):.6g}") for bound in (low, high, -high, -low)]
                 yield written.trap("reversed", option=option, kept=kept, bounds=bounds)
     key = "rollout_is_threshold_lower" if dialect == "flat" else "rollout_rs_threshold_lower"
     for gate in written.gates if settings.get(key) is not None else ():

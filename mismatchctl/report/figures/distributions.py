@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import escape_terminal, format_number, shorten
+from mismatchctl.core.formatting import escape_terminal, format_number, shorten, shorten_exponents
 from mismatchctl.diagnosis.layer_reports import LayerReport
 from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine, interval_line, to_floats
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
@@ -68,7 +68,7 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str = "distrib
         for color, (side, density) in enumerate(zip(shown, densities, strict=True))
     )
     ends = float(cells[0]), float(cells[-1])
-    ticks = tuple((tick, f"{tick:g}".replace("e-0", "e-")) for tick in _signed_ticks(*ends, middle))
+    ticks = tuple((tick, shorten_exponents(f"{tick:g}")) for tick in _signed_ticks(*ends, middle))
     x = Axis(_X_TITLE, "symlog", ends, linear_to=middle, ticks=ticks)
     return Figure(
         name, "Distribution of the log ratio",
@@ -144,7 +144,7 @@ def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | Non
     first = next(iter(shown.values()))
     places = sorted({place for found in shown.values() for place in bin_positions(found)})
     if quantity == "surprisal":
-        ticks = [(_mirror(-math.log(p)), f"{p:g}".replace("e-0", "e-")) for p in _PROBABILITY_TICKS]
+        ticks = [(_mirror(-math.log(p)), shorten_exponents(f"{p:g}")) for p in _PROBABILITY_TICKS]
         inside = tuple(tick for tick in ticks if places[0] - 0.01 <= tick[0] <= places[-1] + 0.01)
         room = 0.0 if places[-1] > places[0] else 0.5
         limits = places[0] - room, places[-1] + room

@@ -17,7 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from mismatchctl.core.formatting import escape_markdown, file_stems
+from mismatchctl.core.formatting import escape_markdown, file_stems, shorten_exponents
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.io.files import CAPTIONS_FILE, TOOL_NAME
 from mismatchctl.report.document import Document, Figures
@@ -126,7 +126,7 @@ def _set_axis(axes: Any, which: str, axis: Axis, rows: list[Any]) -> None:
 
 
 def _format_log(value: float, _: int | None = None) -> str:
-    return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
+    return shorten_exponents(f"{value:g}")
 
 
 def _place_log_ticks(axes: Any, which: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from mismatchctl.api.advise import advice as api
-from mismatchctl.core.formatting import format_command, shorten
+from mismatchctl.core.formatting import format_command, format_number, shorten
+from mismatchctl.corrections.labels import short_number
 from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.report import document as doc
@@ -14,7 +15,7 @@ from mismatchctl.report.tables import by_severity, runs_headline, runs_table
 from mismatchctl.results.summary import RunStatus, first_sentence, percent
 
 MAX_CONFIG_LINES = 12
-_GROWTH = "K3 grew {:.3g}x within this dump. Run advise again on the last steps"
+_GROWTH = "K3 grew {}x within this dump. Run advise again on the last steps"
 
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
@@ -67,7 +68,7 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
         text = api.compare_with_yours(own, best).removeprefix("yours: ")
         rows.append(("yours", f"{text}{f'; {own.outcome}' if own.outcome else ''}"))
     if advice.growth is not None:
-        rows.append(("trend", _GROWTH.format(advice.growth)))
+        rows.append(("trend", _GROWTH.format(format_number(advice.growth))))
     size = f"{advice.sequences:,} sequences in {advice.prompts:,} prompt groups, {advice.batch:,} sequences per update"
     yield doc.Facts([*rows, ("data", f"loss of ESS: {advice.severity}; {size}")])
 
@@ -110,7 +111,7 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
 
     yours = (api.compare_with_yours(own, advice.advice[0]) for own in advice.yours)
     outcomes = (f"{own.name}: {own.outcome}" for own in (*advice.advice, *advice.yours) if own.outcome)
-    trend = [] if advice.growth is None else [_GROWTH.format(advice.growth)]
+    trend = [] if advice.growth is None else [_GROWTH.format(format_number(advice.growth))]
     reasons = (*trend, *yours, *_describe_others(advice), *outcomes)
     section.add(_ranking_table(advice), *(doc.Note(f"{text}.") for text in reasons))
     section.add(doc.Figures([advice_figure(advice, f"{section.anchor}-front")]), *notes)
@@ -133,7 +134,7 @@ def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
     if behind is not None and first.mse:
         worse, best = (api.candidate_label(own.name) for own in (behind, first))
         reason = "" if first.name == "none" else f": {behind.why}"  # `why` is the difference from no correction
-        yield f"{worse} has {behind.mse / first.mse:.3g} times the error of {best}{reason}"
+        yield f"{worse} has {format_number(behind.mse / first.mse)} times the error of {best}{reason}"
 
 
 def _ranking_table(advice: api.RunAdvice) -> doc.Table:
@@ -148,7 +149,7 @@ def _ranking_table(advice: api.RunAdvice) -> doc.Table:
                    description="part of the error that more data removes"),
         doc.Column("rejected", lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0", drop=0,
                    description="share of rejected tokens"),
-        doc.Column("loss scale", lambda own: f"{own.loss_scale:.3g}", drop=1,
+        doc.Column("loss scale", lambda own: short_number(own.loss_scale), drop=1,
                    description="factor by which the correction scales the loss"),
         doc.Column("ESS", lambda own: f"{own.ess:.2f}", drop=1, description="effective sample size of tokens"),
         doc.Column("why", "why", "prose", 6),
