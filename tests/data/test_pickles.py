@@ -484,7 +484,7 @@ def _copies(count: int) -> bytes:
     [
         (_colliding_keys(), "keys are not strings or small integers"),
         (b"\x80\x02}(G?\xf0\x00\x00\x00\x00\x00\x00Nu.", "keys are not strings or small integers"),
-        (_copies(50_000), "together far larger than the file"),
+        (_copies(50_000), "far more values than a file of its size"),
     ],
 )
 def test_values_that_exhaust_memory_are_refused(body: bytes, words: str, tmp_path: Path) -> None:

@@ -44,13 +44,13 @@ def plain_dtype(text: Any) -> np.dtype[Any]:
         code = name if _PLAIN_DTYPE.fullmatch(name) else np.dtype(name).str
         if _PLAIN_DTYPE.fullmatch(code):
             return np.dtype(code)
-    raise DamagedError(f"an array of the kind {name[:40]!r}, which is not numeric")
+    raise DamagedError(f"it contains an array of the kind {name[:40]!r}, which is not numeric")
 
 
 def _count_values(shape: Any) -> int:
     known = isinstance(shape, (tuple, list)) and len(shape) <= _MOST_DIMENSIONS
     if not known or not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in shape):
-        raise DamagedError("an array with an invalid shape")
+        raise DamagedError("it contains an array with an invalid shape")
     return math.prod(shape)
 
 
@@ -60,7 +60,7 @@ def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "
     if isinstance(data, str):  # pickle protocols below 3 write bytes as strings
         data = data.encode("latin1")
     if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) != size * dtype.itemsize or dtype.hasobject:
-        raise DamagedError(f"an array whose number of bytes does not fit its shape {tuple(shape)}")
+        raise DamagedError(f"it contains an array whose number of bytes does not fit its shape {tuple(shape)}")
     if not dtype.itemsize:
         return np.zeros(shape, dtype)
     is_flags = dtype.kind == "b"  # numpy accepts only the bytes 0 and 1 as booleans
@@ -76,14 +76,14 @@ class _PickledDtype:
 
     def build(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) < 8 or state[2:5] != (None, None, None):
-            raise DamagedError("an array of a structured dtype")
+            raise DamagedError("it contains an array of a structured dtype")
         if state[1] in ("<", ">"):
             self.value = self.value.newbyteorder("<" if state[1] == "<" else ">")
 
 
 def _dtype_of(value: Any) -> np.dtype[Any]:
     if not isinstance(value, _PickledDtype):
-        raise DamagedError("an array without a dtype")
+        raise DamagedError("it contains an array without a dtype")
     return value.value
 
 
@@ -95,14 +95,14 @@ class _PickledArray:
 
     def build(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) != 5:
-            raise DamagedError("an array without a state")
+            raise DamagedError("it contains an array without a state")
         _, shape, kind, is_fortran, data = state
         dtype, order = _dtype_of(kind), "F" if is_fortran else "C"
         if not dtype.hasobject:
             self.value = array_from_bytes(data, dtype, shape, order)
             return
         if not isinstance(data, list) or len(data) != _count_values(shape):
-            raise DamagedError("an array whose number of values does not fit its shape")
+            raise DamagedError("it contains an array whose number of values does not fit its shape")
         flat = np.empty(len(data), object)
         for place, value in enumerate(data):
             flat[place] = value
@@ -136,7 +136,7 @@ class _ByteBudget:
     def take(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
-            raise DamagedError("values that are together far larger than the file")
+            raise DamagedError("it contains far more values than a file of its size can store")
         if time.monotonic() > self.until:
             raise DamagedError("reading the file takes too long")
 
@@ -157,16 +157,16 @@ _BFLOAT16 = "bfloat16"
 def _build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, kind: str | None = None) -> Any:
     """Build an array over the bytes of the file, without a copy. bfloat16 is converted to float32."""
     if not isinstance(storage, _TensorStorage) or storage.data is None or storage.room is None:
-        raise DamagedError("a tensor without a storage")
+        raise DamagedError("it contains a tensor without a storage")
     kind = kind or storage.kind
     dtype = np.dtype({_BFLOAT16: "u2", "bool": "u1"}.get(kind, kind)).newbyteorder(storage.order)
     whole = np.frombuffer(storage.data[: len(storage.data) // dtype.itemsize * dtype.itemsize], dtype)
     count = _count_values(size)
     if _count_values(stride) < 0 or len(stride) != len(size) or not isinstance(offset, int) or offset < 0:
-        raise DamagedError("a tensor whose strides do not fit its shape")
+        raise DamagedError("it contains a tensor whose strides do not fit its shape")
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     if count and last >= len(whole):
-        raise DamagedError(f"a tensor of the shape {tuple(size)} whose bytes are missing")
+        raise DamagedError(f"it contains a tensor of the shape {tuple(size)} whose bytes are missing")
     storage.room.take(count * dtype.itemsize)
     strides = tuple(step * dtype.itemsize for step in stride)
     view = np.zeros(size, dtype.newbyteorder("="))
@@ -191,7 +191,7 @@ def _build_bytes(data: Any = b"", encoding: Any = "latin1") -> bytes:
     if isinstance(data, bytes):
         return data
     if not isinstance(data, str) or encoding not in ("latin1", "latin-1"):
-        raise DamagedError("bytes in an unknown encoding")
+        raise DamagedError("it contains bytes in an unknown encoding")
     return data.encode("latin1")
 
 
@@ -206,7 +206,7 @@ class _PlainDict(dict[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:
         is_small = isinstance(key, int) and abs(key) < _MOST_INTEGER_KEY
         if not is_small and not isinstance(key, (str, bytes, type(None))):
-            raise DamagedError("a dict whose keys are not strings or small integers")
+            raise DamagedError("it contains a dict whose keys are not strings or small integers")
         super().__setitem__(key, value)
 
 
@@ -268,7 +268,7 @@ _LIBRARY_HANDLERS: Mapping[int, Callable[[Any], None]] = pickle._Unpickler.dispa
 class _Memo(dict[int, Any]):
     def __getitem__(self, index: int) -> Any:
         if index not in self:
-            raise DamagedError("refers to a value that it does not contain")
+            raise DamagedError("it refers to a value that it does not contain")
         value = super().__getitem__(index)
         return value.value if isinstance(value, _PickledArray) and value.value is not None else value
 
@@ -297,11 +297,11 @@ class _DataUnpickler(pickle._Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if self._stored is None:
-            raise DamagedError("refers to data outside the file")
+            raise DamagedError("it refers to data outside the file")
         return self._stored(pid)
 
     def _refuse(self) -> None:
-        raise DamagedError("contains objects of classes, which mismatchctl does not load, because that executes code")
+        raise DamagedError("it contains objects of classes, which mismatchctl does not load because that executes code")
 
     def _reduce(self) -> None:
         arguments = self.stack.pop()
@@ -355,11 +355,11 @@ def load_torch(path: Path, content: Any = None) -> Any:
     """Read a torch file that contains plain values and tensors. Tensors become numpy arrays."""
     with _explain_refusals(path):
         if not isinstance(content, (bytes, bytearray, memoryview, type(None))):
-            raise DamagedError("contains an invalid torch file")
+            raise DamagedError("it contains an invalid torch file")
         stream = _open_bytes(path) if content is None else BytesIO(content)
         data = memoryview(stream) if isinstance(stream, mmap.mmap) else stream.getbuffer()
         if bytes(data[:2]) != b"PK":
-            raise DamagedError("was not written by torch.save of torch 1.6 or newer")
+            raise DamagedError("it was not written by torch.save of torch 1.6 or newer")
         return _load_zip(stream, data, _ByteBudget.of(len(data)))
 
 
@@ -389,12 +389,12 @@ def _load_zip(stream: Any, data: memoryview, room: _ByteBudget) -> Any:
     with zipfile.ZipFile(stream) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries.values()):
-        raise DamagedError("is a compressed archive, which torch.save does not write; save the file again")
+        raise DamagedError("it is a compressed archive, which torch.save does not write; save the file again")
     if sum(entry.file_size for entry in entries.values()) > len(data):
-        raise DamagedError("is shorter than its header states")
+        raise DamagedError("it is shorter than its header states")
     found = [name for name in entries if name.endswith("/data.pkl")]
     if len(found) != 1:
-        raise DamagedError("is an archive, but not one that torch.save wrote")
+        raise DamagedError("it is an archive, but not one that torch.save wrote")
     prefix = found[0].removesuffix("data.pkl")
 
     def record(name: str) -> memoryview:
@@ -402,20 +402,20 @@ def _load_zip(stream: Any, data: memoryview, room: _ByteBudget) -> Any:
         header = data[entry.header_offset : entry.header_offset + _LOCAL_HEADER]
         begin = entry.header_offset + _LOCAL_HEADER + sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
         if len(header) < _LOCAL_HEADER or begin + entry.file_size > len(data):
-            raise DamagedError("was cut off")
+            raise DamagedError("it was cut off")
         return data[begin : begin + entry.file_size]
 
     order: Literal["<", ">"] = ">" if prefix + "byteorder" in entries and bytes(record("byteorder")) == b"big" else "<"
 
     def stored(pid: Any) -> _TensorStorage | UnreadValue:
         if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or (len(pid) > 5 and pid[5] is not None):
-            raise DamagedError("refers to data outside the file")
+            raise DamagedError("it refers to data outside the file")
         if isinstance(pid[1], UnreadValue):
             return pid[1]
         if not isinstance(pid[1], _TensorStorage) or not isinstance(pid[2], str):
-            raise DamagedError("a tensor without a storage")
+            raise DamagedError("it contains a tensor without a storage")
         if f"{prefix}data/{pid[2]}" not in entries:
-            raise DamagedError("was cut off: the bytes of a tensor are missing")
+            raise DamagedError("it was cut off: the bytes of a tensor are missing")
         return _TensorStorage(pid[1].kind, record(f"data/{pid[2]}"), order, room)
 
     return _DataUnpickler(BytesIO(record("data.pkl")), _TORCH_NAMES, room, stored).load()
