@@ -33,6 +33,7 @@ from mismatchctl.data.formats import (
     MemoryTable,
     describe_type,
     find_changes,
+    find_current_name,
     find_type_misfit,
     format_name,
     is_list,
@@ -240,7 +241,8 @@ class ColumnNames:
         result = {}
         for column in (column.name for column in COLUMNS):
             if column in self.rename:
-                claims = [self.rename[column]] if self.rename[column] in present else []
+                actual = find_current_name(footer.contents.schema, self.rename[column])
+                claims = [actual] if actual in present else []
             elif column in free:
                 claims = [column]
             else:
@@ -388,7 +390,7 @@ def require_files(catalog: Catalog, names: ColumnNames) -> None:
         raise DataError(f"none of the files can be used. The problem of the first file: {problem}", file=path)
     present = {name for footer in footers for name in footer.types}
     for column, actual in names.rename.items():
-        if actual not in present:
+        if not any(find_current_name(footer.contents.schema, actual) in footer.types for footer in footers):
             near = escape_unprintable(suggestion(actual, sorted(present)))
             shown = escape_unprintable(actual)
             problem = f"{option('columns', {column: shown})}: no file has a column {shown}{near}"

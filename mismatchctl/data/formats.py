@@ -468,11 +468,20 @@ def with_names_in_file(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata({_COLUMNS_IN_FILE: "\0".join(table.schema.names)})
 
 
+def _names_in_file(schema: pa.Schema) -> list[str]:
+    stored = (schema.metadata or {}).get(_COLUMNS_IN_FILE)
+    return list(schema.names) if stored is None else stored.decode(errors="replace").split("\0")
+
+
 def list_columns(schema: pa.Schema) -> str:
     """List the first columns for a message, with the names that they have in the file."""
-    stored = (schema.metadata or {}).get(_COLUMNS_IN_FILE)
-    names = schema.names if stored is None else stored.decode(errors="replace").split("\0")
-    return format_names(names, 24) or "none"
+    return format_names(_names_in_file(schema), 24) or "none"
+
+
+def find_current_name(schema: pa.Schema, name: str) -> str:
+    """Return the current name of the column that has this name in the file, for example token_ids for `responses`."""
+    names = [] if name in schema.names else _names_in_file(schema)
+    return str(schema.names[names.index(name)]) if name in names else name
 
 
 @dataclass(frozen=True)

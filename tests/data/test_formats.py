@@ -73,6 +73,16 @@ def test_folders_of_step_files_are_one_run(tmp_path: Path) -> None:
     assert len(found["runs"]) == 1
 
 
+@pytest.mark.parametrize("name", ["rows.json", "wide.jsonl"])
+def test_the_column_option_accepts_a_name_that_is_replaced_while_reading(name: str, tmp_path: Path) -> None:
+    rows = [{"rollout_log_probs": [-1.0], "train_log_probs": [-1.5], "responses": [number]} for number in range(4)]
+    FORMATS[name](tmp_path / name, rows)
+    options = ("analyze", tmp_path / name, "--json", "--column")
+    named, default = run(*options, "token_ids=responses"), run(*options[:-1])
+    assert named.exit_code == 0 and json.loads(named.stdout)["runs"] == json.loads(default.stdout)["runs"]
+    assert "no file has a column other" in run(*options, "token_ids=other").stderr
+
+
 def test_the_column_option_renames_columns(tmp_path: Path) -> None:
     rows = [{"mine": row["rollout_log_probs"], "other": row["train_log_probs"]} for row in make_rows()]
     FORMATS["wide.jsonl"](tmp_path / "a.jsonl", rows)
