@@ -160,9 +160,9 @@ def load_loops() -> None:
     from mismatchctl.core.batch import Segments
     from mismatchctl.core.bins import new_layer_table
     from mismatchctl.data.parquet_pages import find_list_offsets, join_split_bytes
-    from mismatchctl.diagnosis.evidence import LEVEL_CAP, sum_level_terms
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
     from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
+    from mismatchctl.measure.sequence_terms import ValidTokens, compute_sequence_terms
 
     values = np.full(8, -1.0, np.float32)
     ratios = COMPILED_KERNEL.compute_ratios(values, values, Segments(np.array([0, 8])))
@@ -171,7 +171,8 @@ def load_loops() -> None:
         ratios, None, SequencePlaces(first, first, first), PairTables(), RunTables(new_layer_table(1))
     )
     COMPILED_KERNEL.find_outside(ratios, np.zeros(1, np.int64), -1.0, 1.0)
-    sum_level_terms(values, values, np.ones(8, np.uint8), np.array([0, 8]), LEVEL_CAP, np.zeros((1, 4)))
+    segments, valid = Segments(np.array([0, 8])), np.ones(8, np.bool_)
+    compute_sequence_terms(segments, values, values, valid, ValidTokens.of(segments, valid))
     body = np.zeros(8, np.uint8)
     find_list_offsets(body, 0, *(np.zeros(3, np.int64) for _ in range(3)))
     join_split_bytes(body, 0, 0, np.zeros(1, np.uint32))

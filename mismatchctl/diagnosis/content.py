@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Ints
 from mismatchctl.data.blocks import Rows
+from mismatchctl.measure.sequence_terms import SequenceTerms, ValidTokens
 from mismatchctl.measure.sums import Hashes, hash_content, hash_values, mix_hashes
 from mismatchctl.results.model import Finding, RunContent
 
 IDENTITY_COLUMNS = ("model", "engine")
-_PROBES = 16
 _MOST_ROWS = 1 << 20
-_HASHED_AT_ONCE = 1 << 11
-"""Number of sequences to hash in one numpy call, so that their log-probs fit in the CPU cache."""
+_HASHED_AT_ONCE = 1 << 14
+"""Number of rows whose ids are hashed at a time, to save memory."""
+_COMMON_SURPRISE = 14.0
+"""Highest surprise of a sequence that may be sampled twice by chance, in nats."""
 _MOST_NAMES = 8
 _VOCABULARY_BINS = 64
 
@@ -42,24 +44,17 @@ class SequenceHashes:
     engines: frozenset[str] = field(default_factory=frozenset)
 
     @classmethod
-    def of(cls, rows: Rows) -> SequenceHashes:
-        index = None if rows.mask.all() else np.flatnonzero(rows.mask)
-        offsets = rows.segments.offsets
-        bounds = offsets if index is None else np.searchsorted(index, offsets)
-        counts = np.diff(bounds)
-        some = np.flatnonzero(counts)
-        sizes = counts[some]
-
-        def probe(piece: slice) -> tuple[Ints, Ints]:
-            places = (sizes[piece, None] - 1) * np.arange(_PROBES) // (_PROBES - 1)
-            tokens = bounds[some[piece], None] + places
-            return places, tokens if index is None else index[tokens]
-
-        pieces = [slice(start, start + _HASHED_AT_ONCE) for start in range(0, max(len(some), 1), _HASHED_AT_ONCE)]
-        hashes = np.concatenate([_hash_sequences(rows, some[piece], sizes[piece], *probe(piece)) for piece in pieces])
+    def of(cls, rows: Rows, tokens: ValidTokens, terms: SequenceTerms) -> SequenceHashes:
+        some = np.flatnonzero(tokens.counts)
+        hashes, sizes = terms.contents[some], tokens.counts[some]
+        # A sampler may repeat a short sequence of likely tokens by chance, so its hash also includes the row's ids.
+        common = np.flatnonzero(terms.surprise[some] <= _COMMON_SURPRISE)
+        for start in range(0, len(common), _HASHED_AT_ONCE):
+            piece = common[start : start + _HASHED_AT_ONCE]
+            hashes[piece] = mix_hashes(hashes[piece], _hash_ids(rows, some[piece]))
         responses, identified = 0, 0
         if "token_ids" in rows.extra_columns:
-            responses, identified = _hash_responses(rows, some, sizes, probe(slice(None))[1])
+            responses, identified = _hash_responses(rows, some, sizes, tokens.probe(some)[1])
         own = hashes, sizes.astype(np.int64), rows.file[some], rows.rows[some]
         models, engines = (_read_names(rows, column) for column in IDENTITY_COLUMNS)
         return cls((own,), len(some), int(sizes.sum()), responses, identified, models, engines)
@@ -78,30 +73,6 @@ class SequenceHashes:
         hashes, sizes, file, row = (np.concatenate(each) for each in zip(*self.parts, strict=True))
         order = np.lexsort((row, file, hashes))[:_MOST_ROWS]
         return hashes[order], sizes[order], file[order], row[order]
-
-
-def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
-    """Hash each sequence by its number of valid tokens and by the log-probs of 16 of them.
-
-    A sampler may repeat a short sequence of likely tokens by chance, so its hash also includes the ids of the row.
-    """
-    kind = np.result_type(rows.rollout, rows.train, np.float32)
-    with np.errstate(invalid="ignore"):
-        both = np.clip(np.stack([values.take(tokens) for values in (rows.rollout, rows.train)]), -1e4, 1e4, dtype=kind)
-    both[np.isnan(both)] = 0.0
-    # round to 1/128 nat, so that two copies with differently rounded log-probs have the same hash
-    coarse, fresh = np.rint(both * 128), np.diff(places, axis=1, prepend=-1) > 0
-    informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=1) >= 6
-    probed = np.where(informative[:, None], coarse, both).astype(np.float64) + 0.0
-    salts = np.arange(2 * _PROBES, dtype=np.uint64).reshape(2, 1, _PROBES)  # one call is faster than one per token
-    hashes = mix_hashes(probed.view(np.uint64), salts).sum(axis=(0, 2), dtype=np.uint64)
-    hashes = mix_hashes(hashes, sizes.astype(np.uint64))
-    surprise = -np.maximum(both[0], -50.0).mean(axis=1, dtype=np.float64) * sizes
-    common = np.flatnonzero(surprise <= 14.0)  # in nats. Less probable sequences are never sampled twice
-    del both, coarse, probed  # free memory before hashing the ids
-    if len(common):
-        hashes[common] = mix_hashes(hashes[common], _hash_ids(rows, some[common]))
-    return hashes
 
 
 def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:

@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
-from mismatchctl.core.machine_code import CompiledLoop, compiled_loops_in_use
-from mismatchctl.data.blocks import PIECE_TOKENS, Rows
+from mismatchctl.data.blocks import Rows
 from mismatchctl.data.problems import LengthMismatch
 from mismatchctl.diagnosis.content import SequenceHashes
-from mismatchctl.measure.sums import Hashes, merge_parts, mix_hashes
+from mismatchctl.measure.sequence_terms import LevelTerms, ValidTokens, compute_sequence_terms
+from mismatchctl.measure.sums import Hashes, merge_parts
 
-sum_level_terms = CompiledLoop("mismatchctl.measure.kernels.loops", "sum_level_terms")
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
 """A run's sample has this share of the dump's tokens, but at least MIN_SAMPLE and at most MAX_SAMPLE tokens."""
 MAX_PLACES = 3
-_HASH_PROBES = 8
-LEVEL_CAP = 1.0
-"""Upper limit of |log ratio| in the mismatch of a sequence. A larger |log ratio| of a token counts as this value."""
 LAG_COLUMN = "lag"
 """Name of a column that is computed, not read: `train_version` minus `rollout_version`."""
 
@@ -152,21 +148,22 @@ def gather_evidence(
 
 
 def _gather_run(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: int) -> Evidence:
-    terms = measure_levels(rows.segments, rows.rollout, rows.train, rows.mask)
-    flagged = {name: found for flag in flags for name, found in flag(rows).items()}
+    valid = ValidTokens.of(rows.segments, rows.mask)
+    terms = compute_sequence_terms(rows.segments, rows.rollout, rows.train, rows.mask, valid)
+    tallies = _count_identical(rows, valid, terms.levels)
+    for flag in flags:
+        tallies |= flag(rows)
     return Evidence(
-        tallies={name: found for name, found in (_count_identical(rows, terms) | flagged).items() if found.tokens},
-        cells=sum_levels(rows, terms, ("", LAG_COLUMN, "worker", *by)),
-        sample=RowSample.of(_hash_rows(rows), rows, size, tokens),
-        tokens=int(np.count_nonzero(rows.mask)),
+        tallies={name: found for name, found in tallies.items() if found.tokens},
+        cells=sum_levels(rows, terms.levels, ("", LAG_COLUMN, "worker", *by)),
+        sample=RowSample.of(terms.rows, rows, size, tokens),
+        tokens=int(valid.counts.sum()),
         sequences=len(rows),
-        hashes=SequenceHashes.of(rows),
+        hashes=SequenceHashes.of(rows, valid, terms),
     )
 
 
-def _count_identical(rows: Rows, terms: LevelTerms) -> dict[str, Tally]:
-    valid = rows.segments.lengths if rows.mask.all() else rows.segments.sum(rows.mask).astype(np.int64)
-
+def _count_identical(rows: Rows, valid: ValidTokens, terms: LevelTerms) -> dict[str, Tally]:
     slim = replace(rows, columns={}, extra_columns={})  # without unused columns, which `take` would copy
 
     def tally(counts: Ints, is_marked: Callable[[Floats, Floats], Bools]) -> Tally:
@@ -175,58 +172,8 @@ def _count_identical(rows: Rows, terms: LevelTerms) -> dict[str, Tally]:
         places = Tally.of(few, is_marked(few.rollout, few.train) & few.mask).places
         return Tally(int(counts.sum()), len(marked), places)
 
-    return {"identical": tally(terms.identical, np.equal), "different": tally(valid - terms.identical, np.not_equal)}
-
-
-def _hash_rows(rows: Rows) -> Hashes:
-    hashes = rows.segments.lengths.astype(np.uint64)
-    some = np.flatnonzero(rows.segments.nonempty)
-    last, found = rows.segments.lengths[some] - 1, hashes[some]
-    tokens = rows.segments.offsets[some, None] + last[:, None] * np.arange(_HASH_PROBES) // (_HASH_PROBES - 1)
-    with np.errstate(invalid="ignore"):  # padding may contain signaling NaNs
-        both = [(values.take(tokens.T) + 0.0).astype(np.float64) for values in (rows.rollout, rows.train)]
-    for rollout, train in zip(*(values.view(np.uint64) for values in both), strict=True):
-        found = mix_hashes(mix_hashes(found, rollout), train)
-    hashes[some] = found
-    return hashes
-
-
-class LevelTerms(NamedTuple):
-    """Sums over the valid tokens of a sequence. Each field has one value per sequence [S]."""
-
-    finite: Ints  # number of tokens with a finite log ratio
-    identical: Ints  # number of tokens with equal log-probs on the two sides
-    size: Float64s  # sum of min(|log ratio|, LEVEL_CAP)
-    certain: Float64s  # sum of the trainer's probabilities of tokens with a finite log ratio
-
-
-def measure_levels(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> LevelTerms:
-    sums = np.empty((len(segments), len(LevelTerms._fields)))
-    if compiled_loops_in_use():
-        kind = np.result_type(rollout, train, np.float32)
-        both = (np.ascontiguousarray(values, kind) for values in (rollout, train))
-        sum_level_terms(*both, np.ascontiguousarray(valid).view(np.uint8), segments.offsets, LEVEL_CAP, sums)
-    else:
-        for start, stop in segments.blocks(PIECE_TOKENS):
-            tokens = slice(*segments.offsets[[start, stop]])
-            own = Segments(segments.offsets[start : stop + 1] - tokens.start)
-            sums[start:stop] = _sum_level_terms(own, rollout[tokens], train[tokens], valid[tokens]).T
-    return LevelTerms(*sums[:, :2].T.astype(np.int64), *sums[:, 2:].T)
-
-
-def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> Float64s:
-    """Compute the four fields of LevelTerms for S sequences, [4, S], without the compiled loop."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        size = np.abs(np.subtract(train, rollout, dtype=np.float64))
-        prob = np.exp(np.minimum(train, 0.0, dtype=np.float64))
-    finite = valid & np.isfinite(size)
-    terms = (
-        finite,
-        valid & (rollout == train),
-        np.where(finite, np.minimum(size, LEVEL_CAP), 0.0),
-        np.where(finite, prob, 0.0),
-    )
-    return np.stack([segments.sum(values) for values in terms])
+    different = valid.counts - terms.identical
+    return {"identical": tally(terms.identical, np.equal), "different": tally(different, np.not_equal)}
 
 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:

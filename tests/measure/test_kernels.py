@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.core.bins import close_layers, new_layer_table
-from mismatchctl.diagnosis.evidence import measure_levels
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
@@ -242,23 +241,3 @@ def test_kernels_give_equal_results(kernel: Kernel, monkeypatch: pytest.MonkeyPa
                     assert own is None or own == pytest.approx(expected, rel=1e-7, abs=1e-12), key
         assert [token.model_dump() for token in other.worst_tokens] == [t.model_dump() for t in run.worst_tokens]
         assert other.distribution.tokens == run.distribution.tokens
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("broken", [False, True])
-def test_terms_of_levels_agree_with_plain_loops(dtype: type, broken: bool) -> None:
-    lengths = [0, 1, 7, 300, 0, 2500]
-    policy, reference = policies(7, sum(lengths), 0.3, dtype)
-    sound = np.ones(len(policy), np.bool_)
-    if broken:
-        sound[::5] = False
-        policy[[3, 20]], reference[[4, 30]], policy[40] = np.nan, -np.inf, 1.0
-    segments = Segments.from_lengths(lengths)
-    counts, identical, sizes, certain = measure_levels(segments, reference, policy, sound)
-    for index, (start, stop) in enumerate(itertools.pairwise(segments.offsets.tolist())):
-        pairs = [(float(policy[j]), float(reference[j])) for j in range(start, stop) if sound[j]]
-        assert identical[index] == sum(p == q for p, q in pairs)
-        pairs = [(p, q) for p, q in pairs if math.isfinite(p - q)]
-        assert counts[index] == len(pairs)
-        assert sizes[index] == pytest.approx(math.fsum(min(abs(p - q), 1.0) for p, q in pairs), rel=1e-6, abs=1e-9)
-        assert certain[index] == pytest.approx(math.fsum(math.exp(min(p, 0.0)) for p, _ in pairs), rel=1e-6)

@@ -46,10 +46,16 @@ def _find_breaks(case: Case) -> _Breaks | None:
     size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
     found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
     # First search for a jump of the loudness. Then search for large differences, which a temperature rarely causes.
-    for values, jump in ((case.loudness, 2.3), ((size > _EDIT_GROSS_DISTANCE).astype(np.float64), 0.3)):
+    gross = size > _EDIT_GROSS_DISTANCE
+    searches = [(case.loudness, 2.3)]
+    if case.sums(gross).max() > 0.3 * _EDIT_MIN_SIDE:  # otherwise, no mean rises by more than 0.3
+        searches.append((gross.astype(np.float64), 0.3))
+    for values, jump in searches:
         at, score, difference = _best_splits(case, values)
-        new = (score > 6.0) & (difference > jump) & _check_breaks(case, size, at) & ~found
-        found, split = found | new, np.where(new, at, split)
+        new = (score > 6.0) & (difference > jump) & ~found
+        if new.any():
+            new &= _check_breaks(case, size, at)
+            found, split = found | new, np.where(new, at, split)
     if found.sum() < (2 if case.noise < BFLOAT16_NOISE else 3):
         return None
     after = (case.place >= case.each(split)) & case.each(found)

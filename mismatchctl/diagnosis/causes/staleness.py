@@ -15,9 +15,10 @@ from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_label
 from mismatchctl.diagnosis.case import BFLOAT16_NOISE, FLOAT32_NOISE, Case, cached_on_case, quantile_bins
 from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, percent
-from mismatchctl.diagnosis.evidence import LAG_COLUMN, GroupValue, measure_levels, sum_levels, version_lag
+from mismatchctl.diagnosis.evidence import LAG_COLUMN, GroupValue, sum_levels, version_lag
 from mismatchctl.diagnosis.evidence import LevelSums as AllCells
 from mismatchctl.measure.metrics.metric import normal_z
+from mismatchctl.measure.sequence_terms import measure_levels
 from mismatchctl.results.growth import fit_growth
 from mismatchctl.results.model import Confidence
 

@@ -34,6 +34,14 @@ from mismatchctl.core.compiler import (
 from mismatchctl.core.ratios import INTERVALS, LOG_RATIO_BOUND
 from mismatchctl.measure.columns import TOKEN_SUMS
 from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS
+from mismatchctl.measure.sequence_terms import (
+    CONTENT_BOUND,
+    CONTENT_PROBES,
+    CONTENT_STEPS,
+    MIN_INFORMATIVE,
+    MOST_SURPRISED,
+    ROW_PROBES,
+)
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
@@ -408,8 +416,63 @@ def _add_level_terms(rollout: Any, train: Any, valid: Any, cap: float, sums: Any
 
 
 @compile_loop
-def sum_level_terms(rollout: Any, train: Any, valid: Any, offsets: Any, cap: float, sums: Any) -> None:
-    """Write the four LevelTerms of each sequence to `sums`. A |log ratio| above `cap` counts as `cap`."""
+def _mix_hash(hashed: Any, salt: Any) -> Any:
+    """Compute `mix_hashes` of one hash."""
+    x = ((hashed * uint64(0xD1342543DE82EF95)) ^ salt) + uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return x ^ (x >> uint64(31))
+
+
+@compile_loop
+def _float_bits(value: float) -> Any:
+    return uint64(double_to_bits(value + 0.0))  # -0.0 becomes 0.0
+
+
+@compile_loop
+def _hash_row(rollout: Any, train: Any) -> Any:
+    """Compute the hash of `hash_rows` for one sequence."""
+    found, last = uint64(len(rollout)), len(rollout) - 1
+    for place in range(ROW_PROBES if last >= 0 else 0):
+        token = last * place // (ROW_PROBES - 1)
+        found = _mix_hash(found, _float_bits(float64(rollout[token])))
+        found = _mix_hash(found, _float_bits(float64(train[token])))
+    return found
+
+
+@compile_loop
+def _clip_log_prob(value: float) -> float:
+    return min(max(value, -CONTENT_BOUND), CONTENT_BOUND) if value == value else 0.0
+
+
+@compile_loop
+def _hash_content(rollout: Any, train: Any, index: Any, start: int, size: int, probed: Any) -> tuple[Any, float]:
+    """Compute the hash and the surprise of `hash_contents` for a sequence of `size` valid tokens."""
+    informative, before, total = 0, -1, 0.0
+    for probe in range(CONTENT_PROBES):
+        place = (size - 1) * probe // (CONTENT_PROBES - 1)
+        token = index[start + place] if len(index) else start + place
+        own, other = _clip_log_prob(float64(rollout[token])), _clip_log_prob(float64(train[token]))
+        probed[probe], probed[CONTENT_PROBES + probe] = own, other
+        informative += (abs(np.rint(own * CONTENT_STEPS)) > 1.0) & (place > before)
+        before, total = place, total + max(own, MOST_SURPRISED)
+    found, scale = uint64(0), CONTENT_STEPS if informative >= MIN_INFORMATIVE else 0.0
+    for probe in range(2 * CONTENT_PROBES):
+        value = np.rint(probed[probe] * scale) if scale else probed[probe]
+        found += _mix_hash(_float_bits(value), uint64(probe))
+    return _mix_hash(found, uint64(size)), -total / CONTENT_PROBES * size
+
+
+@compile_loop
+def scan_sequences(
+    rollout: Any, train: Any, valid: Any, offsets: Any, cap: float, index: Any, bounds: Any, probed: Any,
+    sums: Any, rows: Any, contents: Any, surprise: Any,
+) -> None:  # fmt: skip
+    """Write the LevelTerms and both hashes of each sequence, while its tokens are in the CPU cache."""
     for i in range(len(offsets) - 1):
         tokens = slice(offsets[i], offsets[i + 1])
         _add_level_terms(rollout[tokens], train[tokens], valid[tokens], cap, sums[i])
+        rows[i] = _hash_row(rollout[tokens], train[tokens])
+        if bounds[i + 1] > bounds[i]:
+            size = bounds[i + 1] - bounds[i]
+            contents[i], surprise[i] = _hash_content(rollout, train, index, bounds[i], size, probed)
