@@ -73,8 +73,9 @@ def weights(
         advantages: One advantage per token or per row, if the correction uses them.
         age: Number of weight updates since each row was sampled, or one number for all rows, if the correction uses
             ages.
-        micro_batches: Rows per micro-batch, or each row's micro-batch, for weights normalized within micro-batches.
-            Default: all rows are one micro-batch.
+        micro_batches: The number of rows in each micro-batch, not the number of micro-batches: with 8, the first 8 rows
+            are one micro-batch. Or one name per row: rows with the same name are one micro-batch. This only changes
+            weights that are normalized within micro-batches. Default: all rows are one micro-batch.
 
     Returns:
         Weights and flags, in the same library and on the same device as `train`. The weights also have the dtype of

@@ -201,13 +201,13 @@ def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]
     """Return the rows of each micro-batch. `micro_batches` is the number of rows per batch, or one name per row."""
     if micro_batches is None:
         return [np.arange(rows)]
-    if isinstance(micro_batches, int) and micro_batches > 0:
+    if isinstance(micro_batches, (int, np.integer)) and micro_batches > 0:
         return [np.arange(start, min(start + micro_batches, rows)) for start in range(0, rows, micro_batches)]
     names = _to_numpy(micro_batches)
     if names.shape != (rows,):
         raise ConfigError(
-            "micro_batches: pass the number of rows per micro-batch, or the name of the micro-batch for each of "
-            f"the {rows} rows"
+            "micro_batches: expected the number of rows per micro-batch (not the number of micro-batches), or one name "
+            f"for each of the {rows} rows"
         )
     return [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
 

@@ -259,7 +259,7 @@ def test_weights_are_normalized_by_micro_batch() -> None:
         assert made[rows][MASK[rows]].mean() == pytest.approx(1.0)
     named, _ = mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a", "b", "b", "a"])
     assert named[[0, 3]][MASK[[0, 3]]].mean() == pytest.approx(1.0)
-    with pytest.raises(ConfigError, match="name of the micro-batch for each of the 4 rows"):
+    with pytest.raises(ConfigError, match=r"not the number of micro-batches.*one name for each of the 4 rows"):
         mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a"])
 
 

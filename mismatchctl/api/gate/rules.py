@@ -32,7 +32,7 @@ class RuleTarget:
     key: str  # key of the metric in a Result, such as `k3`
     table: TableMetric = field(repr=False)
     correction: str | None = None
-    words: str = ""  # a framework's name explained: "rollout_corr/kl of verl@2026-08 is k1"
+    words: str = ""  # a framework's name explained: "rollout_corr/kl of NAME@VERSION is k1"
 
     @property
     def metric(self) -> Metric:
