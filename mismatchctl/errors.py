@@ -81,7 +81,7 @@ def interface() -> str:
 
 @contextmanager
 def messages_for(reader: str) -> Iterator[None]:
-    """Within this block, write the messages of all threads for `reader`: `python` or `command`."""
+    """In this block, messages show options as in Python (`by=`) or, if `reader` is "command", as flags (`--by`)."""
     global _interface
     before, _interface = _interface, reader
     try:

@@ -153,7 +153,7 @@ def _read_edits(name: str, edits: Iterable[Mapping[str, Any]]) -> Iterator[Edit]
 
 
 def _split_snippet(code: str) -> dict[str, str]:
-    """Split a snippet into "setup", which creates the recorder, and "hook", the rest. "all" is the whole snippet."""
+    """Split a snippet. Return "setup" (up to the line that creates the recorder), "hook" (other lines) and "all"."""
     created = next(node for node in ast.parse(code).body if "Recorder(" in ast.unparse(node))
     lines = code.splitlines(keepends=True)
     setup, hook = lines[: created.end_lineno], lines[created.end_lineno :]

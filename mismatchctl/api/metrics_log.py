@@ -99,7 +99,7 @@ class LoggedRun:
 
     @property
     def order(self) -> list[LoggedSeries]:
-        """Return the leading metric and the health metrics that changed, ordered by the step of the change."""
+        """Return the first mismatch metric and the health metrics, if they changed, in the order of their changes."""
         found = [one for one in (*self.mismatch[:1], *self.health) if one.growth.changed]
         places = {label: place for place, label in enumerate(self.steps)}
         return sorted(found, key=lambda one: places.get(one.growth.onset or "", 0))

@@ -49,7 +49,7 @@ class BackTest:
 
     @property
     def miss(self) -> float:
-        """Return the `excess` per doubling of the length, with fractions converted to probits (normal quantiles)."""
+        """Like `excess`, but per doubling of the length, and with fractions converted to normal quantiles (probits)."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -307,7 +307,7 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """Append a rejected and a kept cluster as a prior. With the returned weight, each is worth half a sequence."""
+    """Append a rejected and a kept cluster, so that no fraction is surely 0 or 1. Also return their small weight."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -456,7 +456,7 @@ def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Fit each subset of the `chosen` components by least squares. Return the best fit with values of at least 0."""
+    """Fit the `chosen` variance components by least squares, without negative values [R, 4]."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -560,9 +560,9 @@ _RATES = np.geomspace(1e-7, 1.0, 100)
 
 
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
-    """For each replicate, return the probability that all `length` tokens of a response are inside a gate's bounds [R].
+    """Return the probability that all tokens of a response are inside a gate's bounds, for each replicate [R].
 
-    `beyond` [S, OCTAVES] is true if the first 16, 32, ... tokens of a sequence contain a token outside the bounds.
+    `beyond[s, i]` is True if the first LENGTH_GRID[i] (16, 32, ...) tokens of sequence s leave the bounds.
     """
     # the first token outside the bounds of a sequence is between its positions `start` and `end`
     first, has_ended, rows = beyond.argmax(axis=1), beyond[:, -1], np.arange(len(sample))
@@ -582,14 +582,14 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""A prediction needs this number of sequences. Its check needs this number of sequences that are long enough."""
+"""A prediction needs at least this number of sequences. A check at a length needs this number of that length."""
 _LENGTH_MODEL = (
     "the log ratio of a sequence has three parts: a drift that all sequences share (about minus K3 per token), a bias "
     "of the sequence that grows with the length, and noise that grows with the square root of the length. For a veto, "
     "each sequence has its own rate of tokens outside the bound. The interval is for the dump's number of responses"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
-"""Smallest assumed error of predictions, in probits per doubling of the length: for gates on sums, on min or max."""
+"""Smallest assumed prediction error per doubling of the length, in probits. The second is for gates on min or max."""
 MAX_INTERVAL_WIDTH = 0.9
 """If the 90% interval of a prediction is wider, the prediction is not shown."""
 _LARGE_MISS = 0.10
@@ -696,7 +696,7 @@ def ess_at_length(
 
 
 def _kept_probability(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """For each replicate and sequence, return the probability that the gates keep it at `length` tokens [R, S]."""
+    """Return the probability that the gates keep a sequence of `length` tokens, per replicate and sequence [R, S]."""
     kept = np.ones((len(weights), len(sample)))
     totals = log_ratio_sums(sample, length, weights) if any(gate.level in _SUMMED_LEVELS for gate in gates) else kept
     for gate in gates:

@@ -97,14 +97,14 @@ class TrimThresholds:
 
 
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
-    """Find the thresholds of gates with `over: batch` in another pass over the dump."""
+    """Read the dump again to find the thresholds of gates with `over: batch`, which depend on a whole step."""
     gates = _batch_gates(corrections)
     units = dump.units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
 
 
 def apply_trims(batch: TokenBatch, corrections: Iterable[Correction]) -> TokenBatch:
-    """Find and add the thresholds of gates with `over: batch`. The batch must contain all rows of its steps."""
+    """Return the batch with the thresholds of gates with `over: batch`. It must contain all rows of its steps."""
     return _collect_trims(_batch_gates(corrections), [(batch, "")]).add_to(batch, "")
 
 
@@ -269,7 +269,7 @@ class DumpReading:
 
 
 def _find_open_groups(units: Sequence[ReadUnit]) -> Callable[[int, str, LabelValue], bool]:
-    """Return a function of (part, run, step), which returns True if later parts may contain rows of the step."""
+    """Return a function of (part, run, step) that returns True if a later part may still contain rows of this step."""
     named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
     # for each run, with its last part first: the negated index of each part (for bisect), and the range of steps in
     # this part and all later parts, as the footers of the files contain it

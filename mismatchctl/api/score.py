@@ -181,7 +181,7 @@ class ScoreFolder:
         return int(piece.log_ratios[0].lengths[chosen].sum())
 
     def write(self, piece: SequencePiece, chosen: Bools, found: Sequence[Float64s]) -> int:
-        """Write a piece, with the log-probs `found` of its `chosen` sequences. Return the number of scored tokens."""
+        """Write a piece and the log-probs `found` of its `chosen` sequences. Return the number of scored tokens."""
         kind = pa.list_(pa.field("element", pa.type_for_alias(self._settings.dtype), nullable=False))
         lengths = np.zeros(len(piece), np.int64)
         lengths[chosen] = [len(values) for values in found]
@@ -245,7 +245,7 @@ def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
 
 
 REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN)
-"""Columns that `write_replay` writes if the dump has them, in addition to the file and row."""
+"""Columns that `write_replay` copies from the dump if they exist. It also writes the file and row."""
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:

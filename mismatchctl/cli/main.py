@@ -32,7 +32,7 @@ COMMANDS = {
 }  # fmt: skip
 """Command -> its module, in the order in which `mismatchctl --help` lists the commands."""
 EXIT_BROKEN_PIPE = 141
-"""Exit code if the reader of stdout closed the pipe, as in shells (128 + SIGPIPE). Exit code 1 would mean a bug."""
+"""Exit code if a reader such as `head` closes stdout: 128 + SIGPIPE, as in shells. 1 would look like a bug."""
 
 
 _UsageError: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "UsageError")
@@ -126,7 +126,7 @@ _REMEDY_REPLACEMENTS = {
     "--on-bad": (r"with (--on-bad \w+)", r"with `mismatchctl analyze \1`"),
     "--column": (r"choose the right column with --column (\S+)=NAME", r"rename the right column to \1"),
 }
-"""Option -> (pattern, replacement) for remedies that name this option, in commands that do not have the option."""
+"""Option -> (pattern, replacement). It rewrites remedies with this option for commands that lack the option."""
 
 
 def _adapt_remedy(command: Any, sentence: str) -> str:

@@ -143,7 +143,7 @@ def check_output_paths(
 ) -> None:
     """Check that outputs can be written, and that they only replace files that mismatchctl wrote.
 
-    A baseline may only be replaced if its path is `baseline`. With `force`, any file may be replaced, except an input.
+    Of baselines, only the file `baseline` may be replaced. With `force`, any file may be replaced, except an input.
     """
     places = [place for place in named if place is not None]
     for place in places:

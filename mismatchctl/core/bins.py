@@ -94,7 +94,7 @@ CAP_EXPONENTS = tuple(range(-18, 2))
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1
-"""Exponent bits of the first of the K3_CAPS as a float64. Each cap is four times the previous cap."""
+"""The exponent bits of K3_CAPS[0] as a float64. They grow by 2 per cap, because each cap is 4 times the previous."""
 
 
 def _probability_bin_by_surprisal() -> NDArray[np.int64]:

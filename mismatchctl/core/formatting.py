@@ -33,7 +33,7 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def escape_terminal(text: str) -> str:
-    """Show invisible and direction-changing characters as symbols, and disable commands to CI services."""
+    """Show invisible and direction-changing characters as symbols, and escape CI log commands (`::error`)."""
     shown = text if text.isprintable() else "".join(map(_make_visible, text))
     if "::" in shown:
         shown = _CI_COMMAND.sub(r"\1\\::", shown)

@@ -157,6 +157,6 @@ def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floa
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """Flag the tokens that OPSM masks: A < 0, and `drift` (mean old - current log-prob per sequence [S]) > `delta`."""
+    """OPSM: flag tokens with advantage < 0 in sequences with `drift` (mean old - current log-prob [S]) > `delta`."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

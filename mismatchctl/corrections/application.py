@@ -66,7 +66,7 @@ class Trim:
     outside_values: tuple[Float64s, ...] = ()  # the values above the upper bound
 
     def add_values(self, values: NDArray[Any]) -> Trim:
-        """Return a copy of this Trim with `values` added. NaN counts as infinity."""
+        """Return a copy with more values of the step. A NaN counts as infinity, so it is dropped first."""
         known = np.where(np.isnan(values), np.inf, values.astype(np.float64))
         inside = self._inside(known)
         count, total = self.count + int(inside.sum()), self.total + float(known[inside].sum())
@@ -147,7 +147,7 @@ _PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_
 
 
 def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batch: TokenBatch) -> Float64s:
-    """Add the tokens with train probability 0 (log ratio -inf) to the statistic of each segment."""
+    """Update the statistic `measured` of each segment: include tokens with train probability 0 (log ratio -inf)."""
     impossible = _count_impossible_tokens(gate.over, view.segments, batch)
     if impossible is None or gate.level == "token" or gate.statistic in _PROBABILITY_STATISTICS:
         return measured
@@ -455,7 +455,7 @@ class Weights:
         return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
-        """Sum `values` over selected tokens, per sequence [S]. A value per sequence is repeated for each token."""
+        """Sum `values` over selected tokens, per sequence [S]. A value per sequence counts once per selected token."""
         if self.per_token:
             return over.sum(values)
         return np.where(over.counts > 0, values, 0.0) * over.counts

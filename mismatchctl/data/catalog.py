@@ -478,7 +478,7 @@ UNIT_TOKENS = 3 << 20
 
 @dataclass(frozen=True)
 class _Survey:
-    """First row and SEQUENCE_KEYS of each sequence in a file. A ReadUnit may only begin at a `cuttable` sequence."""
+    """First row and SEQUENCE_KEYS of each sequence in a file, and if a ReadUnit may begin there (`cuttable`)."""
 
     starts: Ints
     keys: pa.Table
@@ -620,7 +620,7 @@ def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
 def _find_scattered_sequences(
     tables: Sequence[pa.Table], paths: Mapping[int, str]
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Yield (file, row, problem, remedy) for each piece of a split sequence."""
+    """Yield (file, row, problem, remedy) for each piece of a sequence whose rows are in several places."""
     if not tables:
         return
     import pyarrow.compute as pc

@@ -158,7 +158,7 @@ def open_parquet_dump(place: str) -> Dump:
 
 
 def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most `rows` rows, with all columns and Hive values by canonical name."""
+    """Yield batches of at most `rows` rows. Columns get canonical names, and Hive partitions become columns."""
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
@@ -419,7 +419,7 @@ class _Row:
         return DataError(problem, file=str(self.side.path), row=self.number, column=column, remedy=remedy)
 
     def windows(self) -> list[_Window]:
-        """Return values that may be the response: values inside the mask, all values, or values before the padding."""
+        """Return parts of the lists that may be the response: inside the mask, everything, or before the padding."""
         found: list[_Window] = []
         for name in self.side.sources:
             values = self.get(name)

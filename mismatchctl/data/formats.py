@@ -93,7 +93,7 @@ _EXPECTED: dict[ColumnKind, tuple[str, int, tuple[str, ...]]] = {
     ColumnKind.NUMBER: ("numbers", 0, (*_NUMBERS, FLAG_TYPE)),
     ColumnKind.ID: ("integers or strings", 0, ()),
 }
-"""Kind of column -> (description of an element, its list depth, keys of `VALUE_KINDS`). No keys: any flat type."""
+"""Kind of column -> (name for errors, list depth, accepted `VALUE_KINDS`). () accepts all types except nested ones."""
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
@@ -138,7 +138,7 @@ def _shorten_texts(array: pa.Array) -> pa.Array:
 
 
 def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Convert a column to one array: decode dictionaries, remove the extension type, and shorten long strings."""
+    """Convert a column to one array without dictionaries and extension types. Shorten huge strings."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):

@@ -64,7 +64,7 @@ class _PathArgument:
 
     @classmethod
     def of(cls, shown: str, files: Iterable[str], named: str | None = None, foreign: bool = False) -> _PathArgument:
-        """Build a run that is named after the path `named` (default: `shown`)."""
+        """Build a path argument. Its run is named after the path `named` (default: `shown`)."""
         exact, ordered = _path_parts(shown), tuple(sorted(files, key=natural_key))
         return cls(shown, ordered, exact if named is None else _path_parts(named), exact, foreign)
 

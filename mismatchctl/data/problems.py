@@ -83,7 +83,7 @@ class Fault:
 
 
 _FEWEST_ROWS = 2
-"""Minimum number of rows for an error that describes a whole column instead of a row."""
+"""An error describes a whole column only if all rows are bad and there are at least this number of rows."""
 EXAMPLE_ROWS = 32
 """Maximum number of rows with lists of different lengths that are stored as examples."""
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
@@ -196,7 +196,7 @@ class LengthMismatch:
         return ""
 
     def overlap(self) -> str:
-        """Describe where rollout and train log-probs agree, such as at the start, or return ""."""
+        """If the two log-prob lists have different lengths, say if they agree from the start or end, or return ""."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
 
 

@@ -85,8 +85,8 @@ def open_dump(
 class Dump:
     """The files of a dump, ready to be read, sorted by run and then by name in natural order.
 
-    With `on_bad="skip"`, `problems` contains the files that were left out. `read` counts bad sequences in other files.
-    `unread` are files in the given folders that contain dump data but do not have the name of a dump.
+    With `on_bad="skip"`, `problems` contains the files that were left out. `read` reports bad sequences in other files.
+    `unread` are files in the given folders that look like dumps but are not read because of their names.
     """
 
     def __init__(

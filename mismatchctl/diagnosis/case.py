@@ -233,7 +233,7 @@ class Case:
 
     @cached_property
     def suspicious_runs(self) -> ConstantRuns:
-        """Find stretches of equal log-probs, and zeros, if the other side's log-probs of these tokens are far off."""
+        """Find stretches of equal log-probs (or of zeros) on one side, if their log ratios are large."""
         found = [_find_constant_runs(self, values) for values in (self.r, self.t)]
         return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
 
@@ -462,7 +462,7 @@ _MIN_TOKENS, _MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 8, 0.3, 0.1
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Usual upper limits of `Case.noise` if the model computes in float32 and in bfloat16."""
 UNRELATED_CORRELATION = 0.6
-"""If only the model weights differ, the two log-prob columns have a higher correlation than this."""
+"""Other model weights alone cannot reduce the correlation of the two log-prob columns below this value."""
 _MIN_RUN_LENGTH = 4
 _PROBABILITY_BINS = 16
 _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50

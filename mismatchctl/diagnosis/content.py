@@ -33,7 +33,7 @@ RECORDING_DOUBTS = frozenset({
 
 @dataclass(frozen=True)
 class SequenceHashes:
-    """Hashes of a run's sequences. Equal hashes mean repeated sequences. A large run stores only its lowest hashes."""
+    """Hashes of a run's sequences, to find repeated sequences. Large runs keep the lowest hashes as a sample."""
 
     parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()  # per sequence [S]: hash, number of valid tokens, file, row
     total: int = 0  # number of sequences with valid tokens

@@ -21,14 +21,14 @@ class Detection:
     """The result of a test that has found a cause.
 
     Attributes:
-        share: Share of the total |log ratio| that the cause explains, computed from `tokens` if they are set.
-        where: Which tokens are affected. If `everywhere` is True, the default is {"tokens": "all"}.
+        share: Share of the total |log ratio| that the cause explains. If `tokens` are set, they determine it.
+        where: Description of the affected tokens. The default is {"tokens": "all"} if `everywhere` is True.
         examples: Indices of sampled sequences that show the cause.
         positions: A token position in each of the examples.
         places: More examples, also of rows that are not in the sample.
         rivals: For each other possible cause, a measurement that shows which of the two causes is right.
         tokens: True for the tokens that the cause explains [T].
-        leaves: The case for the next tests (by default, the tested case without `tokens`).
+        leaves: The case without this cause, for the next tests. Default: the tested case without `tokens`.
         k3: Share of K3 that the cause explains, if it cannot be computed from `leaves`.
         everywhere: True if the cause affects all tokens.
         outside_k3: True if the cause affects data that K3 does not include.
@@ -69,7 +69,7 @@ STATISTICS = {
     "ratio_mean_z": f"E[ratio] - 1 in standard errors ({_SAMPLED})",
     "inverse_ratio_mean_z": f"E[1 / ratio] - 1 in standard errors ({_TRAINER_SAMPLED})",
 }
-"""Name of a statistic -> its meaning. Each of them can support or contradict several causes."""
+"""Name of a statistic -> its meaning. A statistic can be evidence for one cause and against another."""
 
 
 def make_fact(

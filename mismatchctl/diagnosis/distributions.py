@@ -66,7 +66,7 @@ def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 @cached_on_case
 def estimate_truncation(case: Case) -> Truncation | None:
-    """Find a truncation: some tokens in the lists of likely tokens have probability 0 in the rollout."""
+    """Find the sampler's truncation from lists of likely tokens: the rollout gives some of them probability 0."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -194,7 +194,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
 
 
 def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
-    """Return `misfit` and `misfit_z` of a PowerFit. Contexts with similar log Z are in the same group."""
+    """Return `misfit` and `misfit_z` of a PowerFit, from groups of tokens with a similar `context` (its log Z)."""
     groups = np.searchsorted(np.quantile(context, (0.15, 0.3, 0.5)), context)
     counts, sums = np.bincount(groups), np.bincount(groups, ratio)
     z = np.abs(sums) / np.maximum(np.sqrt(np.bincount(groups, ratio * ratio)), 1e-300)
@@ -243,7 +243,7 @@ class TemperatureFit:
 
     @property
     def bounded(self) -> bool:
-        """Return True if a temperature explains the likely tokens only, as with a softcap that bounds large logits."""
+        """Return True if a temperature fits likely tokens but not unlikely ones, as after a softcap on the logits."""
         bounded = self.refuted or (not self.scaled and not 0 < self.misfit_z < 3.0)
         return bounded and self.steepness < 0.9
 
@@ -408,13 +408,13 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
 
 
 def estimate_kept_mass(case: Case, b: float) -> tuple[Float64s, Float64s]:
-    """Estimate the probability mass that the truncation keeps, if the rollout samples from p^b.
+    """Estimate the probability mass that a truncation such as top-p keeps, after a temperature of 1 / `b`.
 
     Return the kept mass per token [N], and several estimates of top-p.
 
-    The ratio p^b / q is the same for all kept tokens of a context. Contexts with a similar ratio form a group. In a
-    group, the mean of p / q is the sum of p over the kept tokens. A recorded entropy gives the mean log-prob of the
-    removed tokens. Top-p keeps slightly more than p, so half of the smallest kept probability is subtracted.
+    In a context, p^b / q is the same for all kept tokens (p: trainer, q: rollout). Tokens with a similar p^b / q form a
+    group. The mean of p / q in a group estimates the trainer's mass of its kept tokens. If the entropy was recorded, it
+    gives the mean log-prob of the removed tokens. Estimates of top-p subtract half of the smallest kept probability.
     """
     entropy = case.token_column("entropy")
     order = np.argsort((b * case.t - case.r) / (b - 1), kind="stable")

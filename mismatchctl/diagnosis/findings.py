@@ -120,7 +120,7 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Set the share of K3 of each cause. The first cause that affects all tokens gets the K3 that no other explains."""
+    """Set each cause's share of K3. The first cause that affects all tokens also gets the K3 that is not explained."""
     if not found:
         return []
     whole = left = found[0].case.whole_k3
@@ -148,7 +148,7 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
-    """If a cause has a small share of K3, add to its summary its share after the other causes are fixed."""
+    """If a cause explains little K3, add the share that it will have after the other causes are fixed."""
     share, own, detection = row.share_k3 or 0.0, float(row.case.k3.sum()), row.detection
     if row.cause.id == NOISE_CAUSE and share < _NOISE_SHARE:
         return replace(row, detection=replace(detection, confidence="low"))

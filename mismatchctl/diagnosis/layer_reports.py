@@ -357,7 +357,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
-    """Read the JSON that `msprobe -da` writes per rank. A call fails if `is_same` is false. Its `Result` is empty."""
+    """Read the JSON that `msprobe -da` writes per rank. A call fails if `is_same` is false."""
     calls = [*document.values()] if isinstance(document, Mapping) else []
     if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
         return None
@@ -444,7 +444,7 @@ def _msprobe_value(cell: CsvCells, mode: str) -> float | None:
 
 
 def _parse_cell(cell: Any) -> float | None:
-    """Return the number in a cell, without its sign if the cell is text (0.05 for `-5%`). Return `None` for `N/A`."""
+    """Return the number in a cell, or `None` for `N/A`. Numbers in text lose their sign (0.05 for `-5%`)."""
     if not isinstance(cell, str):
         return to_finite(cell)
     text = cell.strip()

@@ -117,7 +117,7 @@ def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
 
 
 UnreadKey = tuple[tuple[str, ...], str]
-"""Path of a key that the framework does not read, and a hint: the intended key, or the code that reads this key."""
+"""(path of a key that the framework does not read, hint). Example of a hint: " (did you mean 'tis_cap'?)"."""
 
 
 def split_unknown(
@@ -315,11 +315,11 @@ _OPTIONAL_COLUMNS: list[Any] = [None, "", ""]
 
 @cache
 def read_metrics(module: str) -> dict[str, tuple[LoggedMetric, ...]]:
-    """Read a framework's names.yaml: its rows, grouped by section. Rows outside of a section have the section "".
+    """Read a framework's names.yaml. Return its metrics by section, and metrics without a section under "".
 
-    A row is `name: [quantity, over, reduction, basis, like, values, when]`. The last three are optional. LoggedMetric
-    explains the fields. A name with `{a,b}` is short for two rows, one with `a` and one with `b`. In the reduction and
-    in `values`, `{}` is the `a` or `b` of the row.
+    A row is `name: [quantity, over, reduction, basis, like, values, when]`, as in LoggedMetric. The last three are
+    optional. A name such as `kl_{min,max}` is short for two rows. In these rows, `{}` in the reduction or in `values`
+    stands for `min` or `max`.
     """
     from mismatchctl.measure.metrics.metric import Quantity
 

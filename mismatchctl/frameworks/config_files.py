@@ -160,7 +160,7 @@ def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
 
 @dataclass(frozen=True, kw_only=True)
 class NativeConfig(RawConfig):
-    """A configuration in a framework's keys. Files are merged, interpolations resolved, and unknown values left out."""
+    """A configuration with a framework's own keys: files merged, interpolations resolved, unknown values left out."""
 
     framework: Framework  # the framework, at the version that the keys are for
     unknown: tuple[tuple[str, str], ...] = ()  # dotted key and text of values defined elsewhere, such as `${name}`

@@ -72,7 +72,7 @@ def _replaced(native: Mapping[str, Any], place: Place, inner: Mapping[str, Any])
 
 
 def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield each key, its dotted path, and (if it is not a block) `path=value`."""
+    """Yield three texts per key: its name, its dotted path and `path=value`. A block has no `path=value`."""
     for key, value in native.items():
         place = f"{above}{_option_name(key)}"
         yield _option_name(key)

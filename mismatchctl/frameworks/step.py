@@ -251,7 +251,7 @@ class ConfiguredStep:
         return np.full(self.tokens, value)
 
     def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:
-        """Return the factor 1 / (selected tokens of the row * number of rows) per token [T], for a mean over rows."""
+        """Return weights [T] that turn sums over tokens into means over rows: 1 / (selected tokens of row * rows)."""
         counts = self.lengths if where is None else self.segments.sum(where)
         return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
 

@@ -32,7 +32,7 @@ _own_folders: set[Path] = set()
 
 @dataclass(frozen=True)
 class NextNumber:
-    """The next numbered JSON file in a folder (0001.json, ...). The number is chosen when the file is moved there."""
+    """The next numbered JSON file in a folder (0001.json, ...). `claim` moves a finished file there."""
 
     folder: Path
 
@@ -246,7 +246,7 @@ TOOL_NAME = f"mismatchctl {__version__}"
 PARQUET_METADATA = {"mismatchctl": __version__}
 """Signature in the footers of Parquet files."""
 CAPTIONS_FILE = "captions.md"
-"""File that lists the figures in a folder and their CSV files, because CSV files cannot contain a signature."""
+"""List of the figures and CSV files in a folder. It shows that mismatchctl wrote the CSV files."""
 _PREFIX_BYTES = 4096
 _SIGNATURES = (
     rb'\{[^\0]*"tool":\s*"mismatchctl"',

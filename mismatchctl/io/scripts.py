@@ -71,7 +71,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return one Launch per command with arguments. Without such a command, return one Launch with all flags."""
+    """Return one Launch per command with arguments, or a single Launch if the text only contains flags."""
     return _Script(text).launches()
 
 

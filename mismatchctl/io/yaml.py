@@ -296,7 +296,7 @@ def _line_and_column(mark: Any) -> tuple[int, ...]:
 
 
 class _Builder:
-    """Builder of plain values from YAML nodes. Values that aliases repeat also count towards its limit."""
+    """Builds plain values from YAML nodes. Each repetition by an alias counts towards MOST_VALUES."""
 
     def __init__(self, decimal: bool) -> None:
         self._decimal, self._values = decimal, 0

@@ -1,4 +1,4 @@
-"""Columns that are computed per sequence and added up per cluster (usually a prompt), and the pairs of policies."""
+"""Sums per sequence, which are added up per cluster (usually a prompt), and the pairs of policies in them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def plain_loss_columns(plain: LossTerm | None, batch: TokenBatch) -> Columns:
 
 
 def loss_columns(correction: Correction, block: CorrectedBlock, plain: LossTerm | None, batch: TokenBatch) -> Columns:
-    """Return the LOSS_NAMES columns of the corrected loss, or zeros if the loss cannot be computed."""
+    """Return the columns LOSS_NAMES for the loss with a correction, or zeros if it cannot be computed."""
     own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
     if own is None or own.clipped is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}

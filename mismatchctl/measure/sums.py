@@ -80,7 +80,7 @@ def merge_parts(
 
 
 ColumnSubject = str | int
-"""Owner of a column: the name of a pair of policies, such as `drift`, or the index of a correction."""
+"""What a column describes: a pair of policies (its name, such as `drift`) or a correction (its index)."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class TableAxis:
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums per cluster and scope. A scope is a micro-batch in the table of a group, and a step in a run's table."""
+    """Sums per cluster and scope. In a table of a step, the scope is the micro-batch. In a table of a run, the step."""
 
     clusters: Hashes  # hash of the cluster of each row [R]
     scopes: Hashes  # hash of the micro-batch or step of each row [R], 0 if rows are not separated by scope
@@ -141,7 +141,7 @@ class ClusterTable:
 
     @classmethod
     def combine(cls, tables: Sequence[ClusterTable], scopes: Hashes | None = None) -> ClusterTable:
-        """Merge tables in the given order. `scopes`, one per row of all tables, replace the scopes of the tables."""
+        """Concatenate tables, and add up rows with equal cluster and scope. `scopes` replaces the scopes of rows."""
         clusters, own, sums, maxima = (
             np.concatenate([getattr(table, name) for table in tables])
             for name in ("clusters", "scopes", "sums", "maxima")
@@ -209,7 +209,7 @@ class BatchRows:
 
 
 class BatchTable(BatchRows):
-    """The cluster tables of all groups in a batch. `add` expects the blocks of the batch in their order."""
+    """The cluster tables of all groups in a batch. Pass the blocks of the batch to `add`, in their order."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
         """Create tables with this number of sums and maxima. `cells` is the group index of each sequence, ascending."""
@@ -431,7 +431,7 @@ class Histogram:
         return tokens, k3
 
     def by_bucket(self) -> tuple[Ints, Float64s]:
-        """Return the M bins of |log ratio| with tokens, and token counts [B, M] of the B buckets with tokens."""
+        """Return the bins of |log ratio| that contain tokens [M], and the token counts of nonempty buckets [B, M]."""
         starts = np.arange(BUCKETS + 1) * MAGNITUDE_BINS
         sizes = np.diff(np.searchsorted(self.places, starts))  # a search in sorted places is faster than a division
         buckets, held = np.flatnonzero(sizes), np.zeros(MAGNITUDE_BINS, np.bool_)
@@ -533,7 +533,7 @@ class PairCollector:
 
 @dataclass(frozen=True)
 class CellSums:
-    """Sums of one group of sequences: the cluster table, and the PairSums of each pair of policies."""
+    """Sums of one group of sequences: per cluster (`table`) and per pair of policies (`pairs`)."""
 
     table: ClusterTable
     pairs: dict[str, PairSums]

@@ -68,7 +68,7 @@ class Column:
 
 @dataclass
 class DocumentPart:
-    """Base class of the parts of a section. `reach` is EVERYWHERE, TERMINAL_AND_PAGE or PAGE_ONLY."""
+    """Base class of the parts of a section. `reach` says where a part is shown: EVERYWHERE, PAGE_ONLY, ..."""
 
     reach: int = field(default=EVERYWHERE, kw_only=True)
 
@@ -138,7 +138,7 @@ class RunCards(DocumentPart):
 
 @dataclass
 class Note(DocumentPart):
-    """A remark. `level` is empty, "quiet", "alarm" or the level of an answer."""
+    """A remark. `level` sets its style: "", "quiet", "alarm" or the level of an answer, such as "bad"."""
 
     text: str
     level: str = ""

@@ -91,7 +91,7 @@ class Finding(FiniteModel):
 
 
 class Agreement(FiniteModel):
-    """Comparison of a logged metric with the dump, at the `step` with the largest difference.
+    """Comparison of a logged metric with the dump. All values are from the `step` with the largest difference.
 
     `steps` is the number of compared steps. `difference` is relative to the larger of the two values. Differences up to
     about `allowed` are normal, because of float32, other ways to average, and rounding in the log.
@@ -123,10 +123,10 @@ class MetricLogComparison(LogComparison):
 
 
 class Lag(FiniteModel):
-    """The lag of K3 behind a series of the run's log, in steps (negative if K3 changes first).
+    """Number of `steps` that K3 follows a series of the run's log, such as the reward (negative: K3 is first).
 
-    `correlation` is the rank correlation between the changes of K3 and the changes of the series from step to step.
-    `compared` is the number of compared steps. `steps` is null if the lag is unknown.
+    `correlation` is the rank correlation of their changes from step to step, and `compared` the number of these steps.
+    `steps` is null if the lag is unknown.
     """
 
     steps: int | None = None
@@ -159,7 +159,7 @@ class Value(FiniteModel):
     """A value with standard error `se` and 95% interval. `status` is "ok", or the reason why the value is null.
 
     `tail` is "heavy_tail" if a few clusters or a few large weights dominate the value. Then the interval is too narrow.
-    It contains the true value only with the probability `covers`, which was measured on other dumps.
+    In tests on other dumps, it contained the true value only with the probability `covers` instead of 95%.
     """
 
     value: float | None
@@ -250,7 +250,7 @@ class Groups(FiniteModel):
     clusters: Clusters | None = None
 
     def series(self, key: str, correction: str | None = None) -> Series:
-        """Return a metric, or a metric of a correction, in all groups. If it is not recorded, all values are null."""
+        """Return a metric (of a correction, if given) in each group. All values are null if it is not recorded."""
         found = (self.metrics if correction is None else self.corrections[correction]).get(key)
         return found or Series(value=[None] * len(self.labels), status=NOT_RECORDED.status)
 
@@ -404,10 +404,10 @@ class RunContent(FiniteModel):
         hidden: share of masked tokens, among the tokens with a rollout log-prob and a train log-prob.
         hidden_abs_diff: mean of min(|log ratio|, 1) over these masked tokens, in nats.
         shown_abs_diff: mean of min(|log ratio|, 1) over the valid tokens, in nats.
-        loud: share of masked tokens whose |log ratio| is above the 99.9% quantile of the valid tokens' |log ratio|.
+        loud: share of masked tokens with a larger |log ratio| than 99.9% of the valid tokens.
         holes: share of masked tokens among the tokens from the first to the last valid token of each row.
-        clipped: share of valid tokens with exactly the largest |log ratio|, or with the lowest rollout log-prob and the
-            lowest train log-prob. This is the larger of the two shares, or 0 if chance explains it.
+        clipped: share of valid tokens that look clipped: with exactly the largest |log ratio|, or with the lowest
+            log-prob of each side (the larger of these two shares). 0 if chance explains it.
         doubts: causes with high confidence that make the values of a column invalid, such as unmasked padding.
         vocabulary: number of tokens by token id modulo 64.
         id_p95: 95% quantile of the token ids.
@@ -472,7 +472,7 @@ class Judgement(FiniteModel):
 
 
 class Answer(FiniteModel):
-    """The answer to one question of the summary. `key` identifies the answer, and `level` rates the situation."""
+    """The answer to one question of the summary. `key` identifies the answer. `level` rates it, such as "good"."""
 
     question: Question
     key: str
@@ -583,7 +583,7 @@ class InputFile(FiniteModel):
 
 
 MASKED_TOKENS = "masked tokens"
-"""The `reason` of tokens that `--on-bad mask` masked. The `example` names the column that has no value for them."""
+"""The `reason` of tokens that `--on-bad mask` masked. Their `example` names the column with the missing value."""
 
 
 class SkippedData(FiniteModel):
@@ -672,7 +672,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
         return self._single_run("plot").plot(name)
 
     def to_polars(self) -> pl.DataFrame:
-        """Return one row per overall value: run, correction (null: without), metric, value, se, low, high, status."""
+        """Return a row per overall value: run, correction (null if none), metric, value, se, low, high, status."""
         rows = [
             {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
              **interval_bounds(value.interval), "status": value.status}

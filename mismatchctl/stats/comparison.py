@@ -30,7 +30,7 @@ Each test detects changes that the other tests miss. If too few tokens are lost 
 goes to the other tests.
 """
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
-"""Weights of the probability bins: about 1 / (1 - p), because the effect of a logit error is proportional to 1 - p."""
+"""Weights of the probability bins, about 1 / (1 - p), because errors of the logits change likely tokens less."""
 _CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # limits of a cluster's excess, in median deviations
 _MIN_CLIPPED_CLUSTERS = 8  # if the baseline has fewer clusters, the excess is not limited
 # A token is lost if its K3 exceeds a cap that at most _MOST_LOST_SHARE of the baseline's tokens exceed. The cap is at
@@ -316,7 +316,7 @@ def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3P
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None, bool]:
-    """Return the rise of a mean at equal rollout probabilities, its interval, and True if the rise is significant."""
+    """Compare means of tokens with equal rollout probability. Return (relative rise, interval, is significant)."""
     expected, spread = np.zeros(len(new_tokens)), np.zeros(len(old))  # K3 expected from the baseline, and its error
     for bins in merge_bins(old_tokens.sum(axis=0)):
         size = float(old_tokens[:, bins].sum())

@@ -167,7 +167,7 @@ _SLOPE_STEP = 1e-4  # change of a cluster's weight for numerical derivatives, be
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """Return the metric, its derivative by each cluster's weight, and the size of each cluster (usually in tokens)."""
+    """Return the metric, its derivatives by the weights of the clusters, and their sizes (usually in tokens)."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)

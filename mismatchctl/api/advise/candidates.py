@@ -106,7 +106,7 @@ class PromptSample:
         self.shrink(slack=2)
 
     def merge(self, other: PromptSample) -> None:
-        """Add another sample, and remove each prompt that either sample has already dropped."""
+        """Add another sample. Keep only prompts that neither sample has dropped (see `shrink`)."""
         self.seen += other.seen - sum(map(len, other.parts))
         if other._cut is not None and (self._cut is None or other._cut < self._cut):
             self._cut = other._cut
@@ -115,7 +115,7 @@ class PromptSample:
             self.add(batch)
 
     def shrink(self, slack: int = 1) -> None:
-        """If the sample exceeds `slack` times MAX_TOKENS, only keep the prompts with the smallest hashes."""
+        """If the sample has more than `slack` * MAX_TOKENS tokens, keep only the prompts with the smallest hashes."""
         tokens, sequences = sum(part.tokens for part in self.parts), sum(map(len, self.parts))
         if tokens <= slack * MAX_TOKENS or sequences <= slack * MIN_SEQUENCES:
             return
@@ -519,7 +519,7 @@ _CAUTION_FACTOR = 0.5
 RELIABLE_SEQUENCES = 320
 """With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
 _MIN_GAIN = 1e-3
-"""A candidate only counts as better if it removes more than this share of the uncorrected error."""
+"""A candidate must remove at least this share of the gradient's error to count as better than no correction."""
 
 
 @dataclass(frozen=True)
@@ -569,8 +569,8 @@ def choose_correction(
 ) -> CandidateRanking:
     """Rank candidates by the mean squared error of their gradient.
 
-    The gradients of each correction are first scaled, so that a correction cannot reduce its error by shrinking the
-    loss. Candidates in `shrinking` (small loss scale) rank last. Corrections in `unranked` get no rank.
+    First, all gradients are scaled to the length of the reference, so that shrinking the loss does not help.
+    Candidates in `shrinking`, which make the loss much smaller, rank last. Corrections in `unranked` get no rank.
     """
     found = {name: own.scaled(1 / own.estimate_projection()).moments() for name, own in products.items()}
     ranked = [name for name in products if name not in unranked]

@@ -172,7 +172,7 @@ GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_
 TYPED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
 """Columns whose data types a Result contains, because runs with different data types may not be comparable."""
 BINS_PER_BIN = 8
-"""In a Result, each bin of the distribution of log ratios is the sum of this number of finer bins."""
+"""Number of fine bins of the log-ratio histogram that become one bin of the histogram in a Result."""
 HEXAGONS = 26
 """Number of hexagons along each axis of the joint distribution of rollout and trainer probabilities."""
 CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
@@ -571,7 +571,7 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
 
 
 GateSums = dict[str, Float64s]
-"""Run -> for each of P presets, the number of tokens that its gates keep and the sum of their K3 [P, 2]."""
+"""Run -> array [P, 2] with a row per preset: the number of tokens that the preset keeps, and the sum of their K3."""
 
 
 def _measure_gates(batch: TokenBatch, run: str, presets: MeasurePlan) -> GateSums:

@@ -335,7 +335,7 @@ def _difference_interval(draws: Float64s) -> model.Interval | None:
 
 
 MIN_CARRIED_SHARE = 0.75
-"""A carrier (a part of the data, such as steps 4 to 8) causes at least this share of a change of K3."""
+"""Minimum share of a change of K3 that a carrier causes. A carrier is a part of the data, such as steps 4 to 8."""
 MIN_CARRIED_RATIO = 1.5
 """A carrier's share of the change is at least 1.5 times its share of the first run's K3."""
 MIN_STANDARD_ERRORS = 3.0

@@ -119,9 +119,9 @@ class Carrier(FiniteModel):
 
 
 class Decomposition(FiniteModel):
-    """The change of K3, split among bins of a quantity (such as the position), steps, or values of a `--by` column.
+    """The change of K3 (`difference`), split among parts of the data: position bins, steps, or values of a column.
 
-    `difference` is the change of K3 (`mix + level`). In `parts`, the largest contributions come first.
+    `level` is the change due to the K3 of parts, `mix` due to their token shares. `parts` begins with the largest.
     """
 
     quantity: str
@@ -226,7 +226,7 @@ MAX_LABELS = 6
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
 """If all these metrics of a correction are 0 in two runs, it has no effect, and the comparison does not show it."""
 UNCLEAR_RISE = 0.25
-"""If a change of K3 is not significant, but its interval reaches above +25%, the answer is "unclear"."""
+"""If a change of K3 is not significant, but its interval includes a rise above 25%, the answer is "unclear"."""
 MIN_MIX_SHARE = 0.1
 """The summary mentions `Decomposition.mix` if it is at least this share of the change of K3."""
 

@@ -283,7 +283,7 @@ def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
 
 
 def _format_rise(rise: float) -> str:
-    """Format a relative change: 0.5 as `+50%`, and 3 as `4x`, because the value more than doubled."""
+    """Format a relative change: 0.5 as `+50%`. A rise above 100% becomes a factor, such as `4x` for 3."""
     rise = 0.0 if abs(rise) < ROUNDING_TOLERANCE else rise
     if rise > 1:
         return f"{format_number(1 + rise)}x"

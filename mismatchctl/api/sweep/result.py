@@ -449,7 +449,7 @@ def format_interval(found: Prediction) -> str:
 
 
 def describe_check(check: BackTest) -> str:
-    """Describe how well the first tokens of long responses predict the rejection of these responses."""
+    """Describe how well the first tokens of responses predict the rejected share at larger lengths."""
     lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
     noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # mean |error| that noise alone causes
     return (

@@ -24,7 +24,7 @@ MAX_POINTS = 100_000
 
 INTERVAL_FIELDS = ("clip", "zero", "keep")
 _FIXED_FIELDS = ("name", "about", "loss")
-"""Fields of a correction that a sweep cannot vary, because they do not change any of its metrics."""
+"""Fields of a correction that a sweep cannot vary, because the metrics of a sweep do not depend on them."""
 _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
 
 
@@ -83,7 +83,7 @@ class ThresholdAxis:
 
 @dataclass(frozen=True)
 class Study:
-    """A correction and the fields that vary (`axes`). `points` contains all combinations of their values."""
+    """A correction of which a sweep varies some fields (`axes`). `points` lists every combination of their values."""
 
     correction: Correction
     axes: tuple[ThresholdAxis, ...]

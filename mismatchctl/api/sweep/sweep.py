@@ -154,7 +154,7 @@ _BINS = len(_DISTANCE_GRID) + 1
 
 
 def sum_grid(batch: TokenBatch, run: str, searches: Sequence[tuple[str, ThresholdRule]], by_prompt: bool) -> GridTables:
-    """Count the tokens or sequences in each bin of _DISTANCE_GRID, for each search (a metric and a rule)."""
+    """For each search (metric, rule), count tokens or sequences between neighboring thresholds of _DISTANCE_GRID."""
     found = {}
     for name, part in split_runs(batch, run) if searches else ():
         part = part.take(np.flatnonzero(part.segments.nonempty))
@@ -381,7 +381,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return [FamilyRunSums(prompts=PromptCounter() if self.plan.by_prompt else None) for _ in self.families]
 
     def _add(self, rows: Sequence[pl.DataFrame], labels: Sequence[LabelValue]) -> None:
-        """Store rows of each family (points that only differ in bounds), ordered by `labels` (steps or values)."""
+        """Append the rows of each CorrectionFamily, ordered by `labels` (steps or values of a `--by` column)."""
         order = np.concatenate([np.repeat(np.arange(len(labels)), len(own) // len(labels)) for own in rows])
         self._tables.append(pl.concat(rows, how="diagonal_relaxed")[np.argsort(order, kind="stable")])
         self._labels += labels

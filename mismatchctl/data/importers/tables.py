@@ -44,7 +44,7 @@ _DEPTH = 3
 _TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
 """Names of columns that contain token ids in some files, and text in other files."""
 _PROMPTS = ("prompt_token_ids", "prompt_ids", "prompt")
-"""Columns with the prompt as token ids or text, which identify the prompt if a file lacks prompt ids."""
+"""Columns that contain the prompt as token ids or text. They are used if a file has no prompt ids."""
 
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -89,7 +89,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def as_dump(table: pa.Table, path: Path) -> pa.Table:
-    """Check that a table can be a dump, and return it. A float64 column becomes float32 if this changes no value."""
+    """Raise an error if a table cannot be a dump. Return it with float64 as float32, if this changes no value."""
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
     if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
         remedy = f"also pass the trainer's file: --rollout {path.name} --train TRAINER_FILE --on id"

@@ -151,7 +151,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
 
 
 def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
-    """Return start and length of one span per sequence [S]. It has the largest sum of `gross - _SPAN_MIN_DENSITY`."""
+    """Return start and length [S] of the span with the most gross tokens, minus _SPAN_MIN_DENSITY per token."""
     scores = gross - _SPAN_MIN_DENSITY
     after = np.cumsum(scores)
     before = after - scores
@@ -517,7 +517,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
 
 
 def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
-    """Find placeholders. Return (side, value of the placeholder) -> flags of the tokens that have this value [T]."""
+    """Find placeholders. Return {(side, value): flags of the tokens with this value [T]}."""
     found = {}
     if "low_precision_logging" not in case.explained:  # rounded values all look like placeholders
         # A value is a placeholder if 6 or more tokens and 40% of the far tokens have it, and 90% of these are far.
@@ -599,7 +599,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
 
 
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
-"""Range of E[ratio] of sampled tokens after a break. `_MOST_PLACED`: maximum if the breaks share a place or prompt."""
+"""Limits of the mean ratio after a break, if the tokens there were sampled. _MOST_PLACED: for breaks at one place."""
 _SAME, _ROWS = 0.8, 5
 
 
@@ -665,7 +665,7 @@ def _correlation(case: Case, chosen: Bools) -> float:
 
 
 def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if nearly all breaks are in rows of the maximum length, at the same distance from the end."""
+    """Return True if nearly all breaks are near the end of the longest rows, at the same distance from the end."""
     longest = case.counts == case.counts.max()
     left = (case.counts - split)[found]
     _, counts = np.unique(left, return_counts=True)
@@ -681,7 +681,7 @@ def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
 
 
 def _is_by_prompt(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if the rows with a break belong to the same prompts more often than by chance."""
+    """Return True if a prompt has a break in nearly all of its rows or in none, which chance does not explain."""
     if case.rows.columns.get("prompt_id") is None:
         return False
     used = case.counts > np.median(split[found]) + 6  # shorter rows end before the break

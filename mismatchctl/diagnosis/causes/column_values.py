@@ -1,4 +1,4 @@
-"""Tests for columns with other values than the log-probs of the sampled tokens, such as probabilities."""
+"""Tests for log-prob columns that contain other values, such as probabilities."""
 
 from __future__ import annotations
 

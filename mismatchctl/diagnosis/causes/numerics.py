@@ -19,7 +19,7 @@ _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
 _CACHE_LIKE = (8.0, 35.0)
 """Kurtosis of noise that only fp8 caches cause. They had 3 to 22, dense models up to 8, mixtures of experts from 42."""
 MIN_STRUCTURE_TOKENS = 3000
-"""Minimum number of tokens for tests of what the noise depends on, such as the token or its position."""
+"""Minimum number of tokens to test if the noise depends on the token, its position or other properties."""
 
 
 @cached_on_case
@@ -473,7 +473,7 @@ _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
-"""With fewer rows or less variance between them, the prompts alone may cause the two kinds of rows."""
+"""High confidence in two kinds of rows needs this number of rows and this variance. Else, prompts may differ."""
 
 
 def detect_unexplained(case: Case) -> Detection | None:

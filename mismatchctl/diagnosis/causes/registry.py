@@ -1,4 +1,4 @@
-"""All causes in the order of their tests."""
+"""All causes, in the order in which they are tested."""
 
 from __future__ import annotations
 

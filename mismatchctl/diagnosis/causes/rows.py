@@ -198,7 +198,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
 
 
 def _tokens_since_turn(case: Case) -> Ints | None:
-    """Return the index of each token in its turn, or -1 in the first turn. A gap in the positions starts a turn."""
+    """Return the index of each token in its turn (-1 in the first turn). A gap in the positions begins a new turn."""
     position = case.rows.positions[case.index]
     gap = np.zeros(len(position), np.bool_)
     gap[1:] = (np.diff(position) > 1) & (case.where[1:] == case.where[:-1])

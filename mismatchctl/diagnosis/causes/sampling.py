@@ -165,9 +165,9 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
 def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
     """Estimate which truncation the sampler used. Return a description and the evidence.
 
-    `certain` contains the trainer's log-probs of tokens that were the sampler's only choice. With a truncation, the
-    importance ratio is the probability mass that the sampler kept. Top-p keeps the smallest possible mass of at least
-    p. Top-k keeps k tokens at every position.
+    `certain` contains the trainer's log-probs of tokens that were the sampler's only choice. The ratio of a token shows
+    how much probability mass the sampler kept: top-p keeps a mass of p or slightly more at every position, and top-k
+    keeps k tokens.
     """
     mass, p = np.exp(np.minimum(case.x, 0.0)), np.exp(np.minimum(case.t, 0.0))
     ends = float(np.quantile(mass - p, 1 - _TRUNCATED_QUANTILE)), float(np.quantile(mass, _TRUNCATED_QUANTILE))

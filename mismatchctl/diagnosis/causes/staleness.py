@@ -167,7 +167,7 @@ def _format_lags(lags: Iterable[float]) -> str:
 
 _PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
-"""In the affected prompts, log(noise) of the first tokens must be this much higher than log(noise) of later tokens."""
+"""In affected prompts, the first tokens are at least 1.4 times as noisy as later tokens (logarithm of the factor)."""
 
 
 def detect_stale_prefix(case: Case) -> Detection | None:
@@ -216,7 +216,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
 
 
 def _variance_between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
-    """Return the variance of log mismatch between prompts minus its chance value, a z-score, and the prompt means."""
+    """Return the variance between prompts that chance does not explain, its z-score, and log mismatch per prompt."""
     number = case.sums(part)
     told = number >= 3
     counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
@@ -505,7 +505,7 @@ def _sum_sample(case: Case, reshaped: bool) -> AllCells:
 
 
 def find_deviations(cells: StepCells) -> list[Deviation]:
-    """Compare each value of a column with the other values in the same steps. The largest z-score comes first."""
+    """Compare the log mismatch of each value of a column, such as a worker, with other rows of the same steps."""
     if not cells:
         return []
     levels, steps, index = Levels.of(cells), _number(step for step, _ in cells), _number(value for _, value in cells)

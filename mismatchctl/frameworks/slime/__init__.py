@@ -431,7 +431,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read a rank's samples. If these samples are read from the file of another rank, return []."""
+    """Return the samples of a rank, or [] if the file of another rank provides them."""
     data = content["rollout_data"]
     if "log_probs" not in data:
         if any(has_log_probs for *_, has_log_probs in find_ranks(file).values()):

@@ -202,7 +202,7 @@ def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]:
-    """Yield the findings. With `keys_only`, for a file with unknown values, check only the keys."""
+    """Yield the findings. `keys_only` checks only the keys, because the file contains unknown values."""
     yield from _check_keys(written)
     if keys_only:
         return

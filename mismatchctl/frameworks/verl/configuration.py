@@ -203,7 +203,7 @@ _NONE_TEXT_MESSAGE = "'None' is a string, which verl does not read as null: writ
 
 
 class UnappliedCorrection(Correction):
-    """A Correction that verl logs but applies only partly, such as `rollout_is: false` or PPO in bypass mode."""
+    """A Correction that verl logs but applies only in part, for example with `rollout_is: false`."""
 
     _measured: Correction = PrivateAttr()  # the full correction, which verl computes and logs
 
@@ -225,7 +225,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """Create the Correction that verl applies: `measured` without weights. `left` replaces more of its fields."""
+    """Return `measured` without weights, which is what verl applies. `left` replaces other fields, such as `gates`."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured
@@ -262,7 +262,7 @@ def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
 
 
 def _read_block(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of `rollout_correction`. Versions of 2026 reject by k1, k2 or k3, earlier versions by the ratio."""
+    """Read the keys of `rollout_correction`. verl versions of 2026 reject by k1, k2 or k3, older ones by the ratio."""
     loss, source = _read_loss(settings, version)
     weight, by_ratio = None, version.dialect == "ratio"
     key, level = "rollout_is_threshold", settings["rollout_is"]

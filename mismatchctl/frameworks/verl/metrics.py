@@ -77,7 +77,7 @@ REDUCTIONS: dict[str, Callable[[Values], Any]] = {
 
 
 Measured = dict[str, Values]
-"""Name in the column `values` of names.yaml -> values for all tokens [T] or all rows [S]."""
+"""Name of a quantity (column `values` of names.yaml) -> its value for each token [T] or row [S]."""
 
 
 def _measure_distance(sample: ConfiguredStep) -> Measured:
@@ -185,7 +185,7 @@ def _weight_tables(level: str, version: VerlVersion) -> Tables:
 
 
 def _factor_table(level: str, version: VerlVersion) -> str:
-    """Return the table with the mean weight for normalization. In 2025-11-12 and 0.6.1, it counts empty rows as 0."""
+    """Return the table of the mean that divides the weights. verl 2025-11-12 and 0.6.1 count empty rows as 0."""
     return f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor"
 
 
@@ -390,7 +390,7 @@ def _compute_rejections(
 def _compute_weights(
     sample: ConfiguredStep, weight: Weight | None, version: VerlVersion
 ) -> tuple[Floats | None, dict[str, float], dict[str, float]]:
-    """Return the final weights, the metrics of the weights before normalization, and the logged mean weight."""
+    """Return the final weights, the metrics logged before normalization, and the logged mean that divides weights."""
     if weight is None:
         return None, {}, {}
     (low, upper), zero = weight.bounds, weight.zero is not None

@@ -1,1 +1,1 @@
-"""Sums for the corrections of a sweep, which differ only in their bounds."""
+"""Compute the sums of all corrections of a sweep at once. They differ only in their bounds."""

@@ -60,7 +60,7 @@ from mismatchctl.measure.sums import (
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
 """Maximum number of tokens in a block, and of values in one of its columns. Larger blocks do not fit the CPU cache."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
-"""Minimum number of sequences per block, unless a column would then have more than MOST_VALUES values (8 MiB)."""
+"""Minimum number of sequences per block. It is lower if a column would exceed MOST_VALUES values (8 MiB)."""
 
 
 def block_columns(
@@ -281,7 +281,7 @@ class _BinnedPoints:
     def _add_term(
         self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
     ) -> None:
-        """Add the column `term` to the terms of column `name`. `powers` are the exponents in `WeightBounds.factor`."""
+        """Column `name` is a sum of terms. Add `term`, times `WeightBounds.factor(*powers, origin)`."""
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))

@@ -46,7 +46,7 @@ class BlockParts:
 
     @cached_property
     def by_size(self) -> list[tuple[Ints, Ints | slice]]:
-        """Group the parts by their number of sequences. Return (parts, their sequences) of each group."""
+        """Group parts with the same number of sequences. Return (indices of parts, of their sequences) per group."""
         sizes = np.diff(self.firsts, append=len(self.index))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
@@ -227,7 +227,7 @@ class IntervalVariants:
 
     @classmethod
     def from_gates(cls, gates: Iterable[Gate]) -> IntervalVariants:
-        """Build the interval that each gate keeps, on the gate's scale (such as the log ratio)."""
+        """Build the intervals of values that the gates keep, on the scale of the gates (such as the log ratio)."""
         bounds = [(*gate_bounds(gate), *gate.inclusive) for gate in gates]
         lows = [low if included else np.nextafter(low, np.inf) for low, _, included, _ in bounds]
         highs = [_exclusive_bound(high) if included else high for _, high, _, included in bounds]
@@ -380,7 +380,7 @@ _MOST_CELLS = 1 << 14
 
 @dataclass(frozen=True)
 class CorrectionGrid:
-    """The corrections of a sweep. Each combines one variant of the weight rule with one variant of each gate."""
+    """The corrections of a sweep. Each has one variant of the weight rule and one variant of each gate."""
 
     base: Correction  # one of the corrections. The others differ only in `weight` and `gates`.
     weights: tuple[Weight | None, ...]  # variants of the weight rule
@@ -394,14 +394,14 @@ class CorrectionGrid:
 
 
 SHARED_COLUMNS = ("tokens", "sequences")
-"""Columns in every table. Their values do not depend on the correction."""
+"""Columns in every table, with the same values for all corrections."""
 EMPTY_COLUMN = "empty_sequences"
 """Column with the number of sequences without tokens, only in `FamilySums.totals`."""
 CLUSTER_COLUMNS = (
     "kept", "touched", "weight_excess", "kept_excess", "squared_kept_weight", "sequence_weight",
     "squared_sequence_weight",
 )  # fmt: skip
-"""Columns that are also stored by cluster, to compute standard errors and to count prompts without kept tokens."""
+"""Columns with sums per cluster, for standard errors and for the number of prompts without kept tokens."""
 
 
 class GridLayout:
@@ -418,7 +418,7 @@ class GridLayout:
 
 
 class GridLayouts(NamedTuple):
-    """The layouts of the three tables of a family: sums, maxima, and sums by cluster."""
+    """The columns of a family's three tables: sums, maxima, and sums per cluster."""
 
     totals: GridLayout
     maxima: GridLayout
@@ -427,7 +427,7 @@ class GridLayouts(NamedTuple):
 
 @dataclass(frozen=True)
 class CorrectionFamily:
-    """Corrections with the same rules and different bounds. The grid combines all variants of all rules."""
+    """Corrections with the same rules and different bounds. Their grid has one axis per rule, with its variants."""
 
     weights: tuple[Weight | None, ...]  # variants of the weight rule. A single None if every weight is 1.
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in the order of `correction.gates`
@@ -541,7 +541,7 @@ def _weight_kind(weight: Weight | None) -> Hashable:
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Return True if sums over bins suffice for a family. They do not if a gate uses the result of another gate."""
+    """Return True if sums over bins are enough for a family. A gate that depends on another gate prevents this."""
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:
         return False

@@ -16,11 +16,11 @@ from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS
 from mismatchctl.core.ratios import Ratios
 
 BUCKETS = 64
-"""Each cluster belongs to one of BUCKETS buckets, by hash. The spread between buckets gives intervals of quantiles."""
+"""Clusters are hashed into this number of buckets. Intervals of quantiles come from differences between buckets."""
 JOINT_CELLS = 128
 """Number of cells per axis of the joint histogram of rollout probability and train probability."""
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
-"""Maps each quantity that K3 is broken down by to its bins."""
+"""Quantity -> its bins, for the quantities that K3 is broken down by."""
 
 BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
 """Number of sums in each bin, and the breakdowns with two additional sums per bin (see `RunTables.breakdowns`)."""
@@ -112,7 +112,7 @@ class Kernel:
         return _sum_tokens(ratios, at)
 
     def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
-        """Add token i to the row `where[i]` of `table`: 1 in the first column, `columns[k][i]` in column k + 1."""
+        """For each token i, add 1 to `table[where[i], 0]` and `columns[k][i]` to `table[where[i], k + 1]`."""
         for sums, values in zip(table.T, (None, *columns), strict=True):
             if len(sums) < len(where):
                 sums += np.bincount(where, values, len(sums))

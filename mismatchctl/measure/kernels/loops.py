@@ -248,7 +248,7 @@ def _bin_parameters(kind: OctaveBins) -> _BinParameters:
 
 _POSITION, _SURPRISAL = _bin_parameters(BREAKDOWNS["position"]), _bin_parameters(BREAKDOWNS["surprisal"])
 _POSITION_ENDS = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
-"""End of each position bin: the smallest position + 1 (an integer) that is in a higher bin."""
+"""End of each position bin. A token is in a higher bin if its position + 1 is at least this value."""
 
 
 @compile_loop

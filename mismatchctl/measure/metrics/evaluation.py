@@ -137,7 +137,7 @@ def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
 
 
 def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
-    """Return the columns that change if the weights of a correction are divided by `factor`."""
+    """Divide the weights of a correction by `factor`. Return the new values of the columns that change."""
     shift, found = 1 - factor, {}  # w/F - 1 = (w - 1 + shift) / F
     for name, count in _EXCESS_COUNTS.items():
         found[name] = (columns[name] + columns[count] * shift) / factor
@@ -405,7 +405,7 @@ GroupCells = dict[tuple[LabelValue, ...], CellT]
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Adds up sums per step, in the order of the input. To limit memory, replaces complete steps by final sums."""
+    """Adds up sums per step, in the order of the input. Evaluates complete steps early to save memory."""
 
     # Complete steps are evaluated when they contain about this number of sums in total.
     closing_size: ClassVar[int] = 1 << 22
@@ -520,7 +520,7 @@ class Accumulator(GroupMerger[CellSums]):
             self._extend(totals, name, [cell for cell, _ in parts], np.array([salt for _, salt in parts]))
 
     def _extend(self, totals: RunTotals, key: tuple[str, LabelValue], cells: list[CellSums], salts: Hashes) -> None:
-        """Add the sums of several steps to `totals.closed[key]`. If the table gets too many rows, merge clusters."""
+        """Add the sums of several steps to `totals.closed[key]`. If it exceeds `max_clusters` rows, merge clusters."""
         plan, cap = self.plan, self.plan.max_clusters
         if plan.by_prompt:
             prompts = totals.prompts.setdefault(key, PromptCounter())

@@ -48,9 +48,9 @@ def _inverse_log_odds(place: Any) -> Any:
 
 LINEAR_SCALE = IntervalScale(lambda v: v, lambda v: np.ones_like(v), lambda y: y)
 LOG_SCALE = IntervalScale(np.log, lambda v: 1 / v, np.exp)
-"""Scale for positive means."""
+"""Intervals of positive means are computed for their logarithm."""
 ODDS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds)
-"""Scale for shares."""
+"""Intervals of shares are computed for their log odds."""
 ESS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds, ess=lambda v: v, covers=0.75)
 CHI2_SCALE = IntervalScale(
     np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.75
@@ -133,7 +133,7 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """The definition of a metric in four fields, to compare it with the definitions of other metrics."""
+    """The definition of a metric. Two metrics are the same if all four fields are equal."""
 
     quantity: Quantity  # what is measured
     over: str = VALID_TOKENS  # the tokens or sequences that are measured
@@ -424,7 +424,7 @@ def khat(largest_log_ratios: Float64s, count: int) -> float:
 
 
 def _generalized_pareto_shape(excess: Float64s) -> float:
-    """Estimate the shape of a generalized Pareto distribution of `excess` (ascending), with the prior of PSIS."""
+    """Fit a generalized Pareto distribution to the ascending values `excess`, as in PSIS. Return its shape."""
     n = len(excess)
     m = 30 + int(math.sqrt(n))
     grid = 1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5))

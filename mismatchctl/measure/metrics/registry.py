@@ -140,7 +140,7 @@ def _ess_token(t: Totals) -> Number:
 
 
 def _reliable_sum(weight: Number, count: Number) -> Number:
-    """Return a sum of weights, or NaN if it is so small that it is mostly rounding error."""
+    """Return a sum of weights, or NaN if it is so small that rounding errors dominate it."""
     return np.where(np.real(weight) < _SMALLEST_WEIGHT * np.real(count), np.nan, weight)
 
 
@@ -216,7 +216,7 @@ MIN_REST = 1e-6
 MIN_TOP_LOG_PROB = -700.0
 """A lower log-prob is replaced by this value, whose exp is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3
-"""A log-prob from 0 to this value is a rounding error. A token with a larger top-k log-prob is not compared."""
+"""A log-prob up to this far above 0 is a rounding error. Tokens with a larger top-k log-prob are not compared."""
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
@@ -271,7 +271,7 @@ VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
 def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the ages of tokens (in weight versions) per sequence. Flag sequences from several weight versions."""
+    """Sum the token ages (train - rollout version) per sequence. Flag sequences with several rollout versions."""
     segments = Segments(block.segments.offsets)  # on the CPU, like the columns with versions
     unknown = np.full(len(block), np.nan)
 
@@ -382,7 +382,7 @@ def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> 
 
 
 def _part_share(whole: str, own: str, other: str) -> Formula:
-    """Return the formula for sum(w a) / sum(w^2), the share of a in w = a + b, from sums of w^2, a^2 and b^2."""
+    """For w = a + b, return the formula for the share of a, sum(w a) / sum(w^2), from the three sums of squares."""
     return lambda t: (t[whole] + t[own] - t[other]) / (2 * t[whole])
 
 
@@ -483,7 +483,7 @@ _ROUTING_METRICS = read_metrics(
 
 
 def _largest_k3(maxima: Mapping[str, Any]) -> Any:
-    """Return the largest K3 of all tokens: the K3 of the lowest or of the highest log ratio."""
+    """Return the largest K3 of all tokens. It belongs to the lowest or to the highest log ratio."""
     return compute_k3(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
 
 

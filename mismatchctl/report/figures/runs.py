@@ -232,7 +232,7 @@ def selection_figure(
 
 
 def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Map sections to their figures, whose names start with `prefix`. If `brief`, leave out less important figures."""
+    """Return the figures of each section. Their names start with `prefix`. `brief` leaves out minor figures."""
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:

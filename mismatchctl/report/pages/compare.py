@@ -23,7 +23,7 @@ MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 11
 
 
 def compare_screen(comparison: api.Comparison, page: doc.Document | None = None) -> doc.Document:
-    """Build the terminal output, with the details of `page` if given."""
+    """Build the terminal output: a summary, or all sections of `page` if it is given."""
     worst = min(comparison.contrasts, key=_severity)
     screen = doc.Document(_headline(comparison), page.sections if page is not None else [])
     if page is None:
@@ -275,7 +275,7 @@ def changes_figure(comparison: api.Comparison, name: str) -> Figure | None:
 
 
 def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure | None:
-    """Draw the contribution of each part of the data to a change of K3: total, by its K3, and by its token share."""
+    """Draw how each part of the data changed K3: in total, by its own K3 and by its share of the tokens."""
     parts = {api.format_part(decomposition, part): part for part in decomposition.parts[:MAX_DRAWN]}
     if not any(part.total for part in parts.values()):
         return None

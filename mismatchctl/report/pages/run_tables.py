@@ -112,7 +112,7 @@ def metric_table(
     caption: str, scope: str, keys: Iterable[str], columns: Mapping[str, Mapping[str, model.Value]],
     *, errors: bool = True,
 ) -> doc.Table:  # fmt: skip
-    """Return a row per metric, and a column per run or correction. If there is one run, add its intervals."""
+    """Return a row per metric, and a column per run or correction. A table of one run also shows 95% intervals."""
     has_intervals = (scope, len(columns)) == ("m", 1)
     absent = model.NOT_RECORDED if scope == "m" else model.Value(value=None, status="not a metric of this correction")
 

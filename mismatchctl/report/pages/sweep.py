@@ -33,7 +33,7 @@ FOLD_ROWS = 16
 
 
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
-    """Build the terminal output of a sweep without targets, with the details of `page` if given."""
+    """Build the terminal output of a sweep without targets: a summary, or the sections of `page` if it is given."""
     screen = doc.Document(doc.Headline(_title(sweep)))
     if page is not None:
         screen.sections = [part for part in page.sections if part.anchor != "sweep-answer"]
