@@ -29,7 +29,7 @@ from mismatchctl.results.model import Result
 
 _TOKEN_COLUMNS = ("token_ids", "rollout_experts", "train_experts", "entropy")
 MAX_TOKENS = 4_096
-"""Maximum number of tokens to show of a sequence: those around its largest |log ratio|."""
+"""Maximum number of tokens to show of a sequence. Longer sequences are cut around their largest |log ratio|."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _rejection_reasons(applied: CorrectedBlock) -> list[str]:
 MAX_SEQUENCES = 20
 """Maximum number of sequences that are shown if the user does not choose sequences."""
 SequencePlace = tuple[str, int]
-"""(path of a file as the user wrote it, row of the sequence in the file)."""
+"""Place of a sequence: the file's path as the user wrote it, and the row in this file."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class TokenView:
 
 
 def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
-    """Parse `PATH:ROW` strings. For an empty list, return the sequences with the largest |sum of log ratios|."""
+    """Parse `PATH:ROW` strings. Without strings, return the sequences whose log ratios have the largest |sum|."""
     if not texts:
         worst = [
             (one.file, one.row, abs(one.log_ratio_sum)) for run in result.runs.values() for one in run.worst_sequences

@@ -78,7 +78,7 @@ class Checkpoint:
         return values
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield (range of positions, their logits) from position `first` to the end, in blocks that limit memory."""
+        """Compute logits from position `first` on, in blocks to save memory. Yield (positions of a block, logits)."""
         body = self._model.base_model
         hidden = body(input_ids=ids, use_cache=False)  # all layers except the head, which computes logits
         for start in range(first, ids.shape[1], POSITIONS_PER_BLOCK):

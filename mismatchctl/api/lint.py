@@ -27,7 +27,7 @@ _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _SETTINGS = (*_TRUNCATIONS, *_PENALTIES, "temperature", "logprobs_mode", "logprobs")
 _MASK = "sampling_mask"
-"""An engine option with this text in its name records which tokens the engine could sample."""
+"""If an option's name contains this text, the engine records which tokens it could sample."""
 _VOCABULARY = 1_000_000
 _RAW = ("raw_logprobs", "raw_logits")
 _REPLAY = (

@@ -32,7 +32,7 @@ from mismatchctl.results.views import add_version, json_text
 Role = Literal["mismatch"] | Health
 
 _OF_LOSS = re.compile(r"loss|advantage", re.IGNORECASE)
-"""A logged quantity whose description matches belongs to a loss and does not measure the mismatch."""
+"""If the description of a logged quantity matches, it is part of a loss and does not measure the mismatch."""
 _KL_LIKE = re.compile(r"k3|mismatch_kl|k3_kl", re.IGNORECASE)
 _RUN = " - "
 _PREFIXES = frozenset({"train", "training", "actor", "policy", "metrics", "debug", "rl"})
@@ -66,7 +66,7 @@ class LoggedSeries(FiniteModel):
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run of a metrics log. The first series in `mismatch` (leading metric) measures the mismatch best."""
+    """One run of a metrics log. `mismatch` starts with the leading metric, which measures the mismatch best."""
 
     name: str
     steps: list[int | float | str]
@@ -204,7 +204,7 @@ def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
 
 
 def _names_by_run(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
-    """Return {run: {logged name: name without the W&B prefix "RUN - "}}. Without prefixes, the run is `stem`."""
+    """Divide logged names by run, and map each to its name without the W&B prefix "RUN - " (default run: `stem`)."""
     if not all(_RUN in name for name in names):
         return {stem: {name: name for name in names}}
     found: dict[str, dict[str, str]] = {}

@@ -266,7 +266,7 @@ def predict_fresh_batch(
 def _predict_batch(
     table: Float64s, clusters: Hashes, steps: Ints, per_cluster: float, sequences: int, purpose: str
 ) -> tuple[float, tuple[float, float], bool]:
-    """Return the rejected fraction, its interval, and True if the fraction differs significantly between steps."""
+    """Predict the rejected fraction of a batch. Return it, its interval, and True if steps differ significantly."""
     differ = steps_differ(table, steps, cluster_generator(clusters, "permutation"))
     own = steps if differ else np.zeros_like(steps)
     draws = _draw_batches(table, own, per_cluster, sequences, cluster_generator(clusters, purpose))
@@ -403,7 +403,7 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
 
 
 def effective_residuals(residual: Float64s, n: int) -> float:
-    """Return the number of independent residuals that would be as informative as `residual` (at least 4)."""
+    """Return the effective number of residuals (4 or more). It is smaller than `n` if neighbors are correlated."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the bias of `rho` in small samples
@@ -483,7 +483,7 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """Return the data of a fit to P pairs of response parts: target [S, P], design [S, P, 4] and weights [P]."""
+    """Return target [S, P], design [S, P, 4] and weights [P] of a regression over P pairs of response parts."""
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
     starts = np.concatenate([np.zeros((len(sample), 1)), ends[:, :-1]], axis=1)
@@ -509,7 +509,7 @@ def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) 
 
 
 ClusterMean = tuple[Float64s, Float64s]
-"""(numerators, denominators) of a mean over sequences, each with one value per sequence [S]."""
+"""(numerators [S], denominators [S]): a mean is the sum of numerators over the sum of denominators."""
 
 
 def _shrink_mean(
@@ -594,7 +594,7 @@ MAX_INTERVAL_WIDTH = 0.9
 """If the 90% interval of a prediction is wider, the prediction is not shown."""
 _LARGE_MISS = 0.10
 CHECK_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""To check predictions, gates are applied with these quantiles of the observed ratios as their bounds."""
+"""Predictions are checked for gates that have these quantiles of the observed ratios as bounds."""
 _SUMMED_LEVELS = ("sequence", "geometric")
 
 
@@ -632,7 +632,7 @@ def _build_prediction(
     question: str, quantity: str, draws: Float64s, check: BackTest | None, sample: SequenceSample, length: int,
     extremes: bool,
 ) -> Prediction:  # fmt: skip
-    """Build a prediction. `draws` contains the predicted value, followed by its bootstrap replicates."""
+    """Build a prediction. `draws[0]` is the predicted value, the other values come from bootstrap samples."""
     reached = [int(tokens) for tokens in LENGTH_GRID if (sample.tokens >= tokens).sum() >= MIN_CHECK_SEQUENCES]
     value, shown = float(draws[0]), max(reached) if reached else int(sample.tokens.max())
     doublings = max(math.log2(length / shown), 0.0)
@@ -662,7 +662,7 @@ def _build_prediction(
 def _widen_interval(
     value: float, drawn: tuple[float, float], miss: float, sequences: int, level: float
 ) -> tuple[float, float]:
-    """Widen the interval `drawn` of a predicted fraction by the noise of `sequences` responses and the error `miss`."""
+    """Widen the interval `drawn` of a fraction: add the noise of `sequences` responses and the model error `miss`."""
     least = 0.5 / sequences  # an event that was never observed may still happen
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)
@@ -676,7 +676,7 @@ def _widen_interval(
 
 
 def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """For each replicate, predict the fraction of rejected sequences if all have `length` tokens [R]."""
+    """Predict the rejected fraction of sequences with `length` tokens, for each row of bootstrap `weights` [R]."""
     kept = _kept_probability(sample, gates, length, weights)
     return np.asarray(1 - (weights * kept).sum(axis=1) / weights.sum(axis=1))
 
@@ -734,7 +734,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """For several bounds per gate, return (length, predicted and observed fraction, sequences, standard error)."""
+    """Try several bounds per gate. Return (length, predicted, observed rejection, sequences, standard error)."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])

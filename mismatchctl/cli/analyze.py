@@ -101,7 +101,7 @@ def analyze(
 
 
 def _replayed_framework(name: str, configs: Sequence[str]) -> Framework:
-    """Return the framework of `configs` if all are for the same version, else the framework `name`."""
+    """Return the framework of `configs` if they all have the same framework and version, or else `name`."""
     from mismatchctl.frameworks.config_files import read_native_configs
     from mismatchctl.frameworks.registry import load_framework
 

@@ -36,7 +36,7 @@ EXIT_BROKEN_PIPE = 141
 
 
 _UsageError: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "UsageError")
-"""The class of errors about options, values and commands, which typer uses but does not export."""
+"""Base class of typer's errors about wrong options, values and commands. typer does not export it."""
 STDOUT_NAME = "stdout"
 
 

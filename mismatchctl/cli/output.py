@@ -29,7 +29,7 @@ PIPED_WIDTH, MIN_WIDTH = 140, 40
 
 @contextlib.contextmanager
 def write_together(quiet: bool) -> Iterator[None]:
-    """All files that this block writes appear at its end. If an error occurs, no file is changed."""
+    """Write all output files together at the end of the `with` block. If an error occurs, change no file."""
     from mismatchctl.io.files import replace_together
 
     with replace_together() as places:

@@ -112,8 +112,8 @@ def compare(
 def report(*, results: list[Path], outputs: opt.OutputOptions) -> None:
     """Show saved results again in the terminal, as HTML or as Markdown.
 
-    The dumps are not needed. Several results of analyze share one page, and -o merges them into one file. If you add
-    a result of sweep, the chart of the corrections also shows the best thresholds of the sweep (Pareto front).
+    The dumps are not needed. Several results of analyze share one page, and -o merges them into one file. With results
+    of analyze and sweep, the chart of corrections also shows the best thresholds of the sweep (Pareto front).
     """
     outputs.check(inputs=results)
     import numpy as np

@@ -74,7 +74,7 @@ class Segments:
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
     def token_selector(self, chosen: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return a function that picks the values in the `chosen` segments from per-token values."""
+        """Return a function that takes one value per token and returns only those of the `chosen` segments."""
         starts, stops = self.offsets[:-1][chosen], self.offsets[1:][chosen]
         if (stops - starts).sum() <= _LONG_SEGMENT * len(chosen):
             tokens = self.token_indices(chosen)
@@ -266,6 +266,6 @@ class TokenBatch:
     def blocks(
         self: BatchT, tokens: int = BLOCK_TOKENS, sequences: int = BLOCK_SEQUENCES
     ) -> Iterator[tuple[int, BatchT]]:
-        """Yield (index of the first sequence, block). A block fits into the CPU cache."""
+        """Split the batch into blocks that fit into the CPU cache. Yield (index of the first sequence, block)."""
         for start, stop in self.segments.blocks(tokens, sequences):
             yield start, self.sequences(start, stop)

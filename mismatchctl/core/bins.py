@@ -1,4 +1,4 @@
-"""Histogram bins that are the same for every dump, and sums of capped K3 by rollout probability."""
+"""Histogram bins, which are the same for every dump, and tables of K3 by rollout probability."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
-    """Return the bin of each signed value, from 0 (very negative) to SIGNED_BINS - 1 (very large)."""
+    """Return the histogram bin of each value, such as a log ratio. Bin 0 contains the most negative values."""
     bits = values.astype(np.float32).view(np.int32)
     magnitude = np.clip(((bits & 0x7FFFFFFF) >> SIGNED_SHIFT) - FIRST_MAGNITUDE, 0, MAGNITUDE_BINS - 1)
     return (magnitude ^ (bits >> 31)) + MAGNITUDE_BINS  # type: ignore[no-any-return, unused-ignore]
@@ -47,7 +47,7 @@ def value_at_rank(counts: NDArray[Any], number: int) -> float:
 
 @cache
 def magnitude_edges() -> Float64s:
-    """Return the lower edge of each magnitude bin, and then inf."""
+    """Return the edges of the magnitude bins. The last edge is infinity."""
     octaves = np.arange(LOWEST_OCTAVE, HIGHEST_OCTAVE)
     within = 1 + np.arange(BINS_PER_OCTAVE) / BINS_PER_OCTAVE
     inner = np.ldexp(within, octaves[:, None]).ravel()
@@ -75,14 +75,14 @@ class OctaveBins:
         return np.clip(bins - self.first, 0, self.count - 1)
 
     def edges(self) -> Float64s:
-        """Return the lower edge of each bin, and then inf."""
+        """Return the edges of the bins. The last edge is infinity."""
         octaves = np.arange(self.lowest, self.highest)
         inner = (2.0 ** octaves[:, None] * (1 + np.arange(self.per_octave) / self.per_octave)).ravel()
         return np.concatenate([[0.0], inner, [2.0**self.highest, np.inf]])
 
 
 POSITION_BINS = OctaveBins(0, 20)
-"""Bins of position + 1, two per octave."""
+"""Bins of the position in a response, counted from 1. Each factor of 2 has two bins."""
 SURPRISAL_BINS = OctaveBins(-10, 5)
 """Bins of the negative rollout log-prob (nats), two per octave: probability 0.999 to 1e-14."""
 LENGTH_BINS = OctaveBins(0, 20)
@@ -113,7 +113,7 @@ LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
 def new_layer_table(clusters: int) -> Float64s:
-    """Return zeros [clusters, probability bins, K3 bins, 2], to add up token counts and sums of K3 (last axis)."""
+    """Return an empty table of token counts and K3 sums: zeros [clusters, probability bins, K3 bins, 2]."""
     return np.zeros((clusters, PROBABILITY_BINS, len(K3_CAPS) + 1, 2))
 
 

@@ -60,7 +60,7 @@ def _make_row_adder() -> Any:
 
 
 def _make_extreme(name: str) -> Any:
-    """Build a minimum or maximum of two floats that LLVM can vectorize."""
+    """Build a function for the minimum or maximum of two floats. LLVM can vectorize it."""
 
     @intrinsic
     def extreme(typing: Any, first: Any, second: Any) -> Any:
@@ -82,7 +82,7 @@ float_to_bits = _make_bitcast(float32, int32)
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Decode `count` one-bit Parquet levels. Write the indices of zeros to `out`. Return their number (error: -1)."""
+    """Decode `count` Parquet levels (0 or 1). Write the indices of zeros to `out`, return their number (error: -1)."""
     done = found = 0
     while done < count:
         header: Any = int64(0)

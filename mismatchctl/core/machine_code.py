@@ -117,7 +117,7 @@ def _compiler_environment() -> bytes:
 
 
 def _read_code(place: Path, made_for: bytes) -> bytes | None:
-    """Return the stored machine code, unless the file is damaged or its key is not `made_for`."""
+    """Return the stored machine code, or `None` if it is damaged or was compiled for another machine or version."""
     try:
         content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _FOLDER.stat().st_uid})
     except OSError:

@@ -22,9 +22,9 @@ INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
 """Logarithms of the lower ends (first row) and the upper ends (second row) of BAND and of [1/tau, tau] for TAUS."""
 
 DENSE_RANGE = (1e-5, 1e-3)
-"""Range of the typical K3 of dense models."""
+"""Typical K3 of dense models: 1e-5 to 1e-3."""
 MOE_RANGE = (1e-3, 1e-1)
-"""Range of the typical K3 of mixture-of-experts models."""
+"""Typical K3 of mixture-of-experts models."""
 K3_SCALE = (1e-8, 1.0)
 """Lower and upper end of the scale for drawing K3."""
 
@@ -245,7 +245,7 @@ STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
         _binary_kl(r.reference_prob, r.policy_prob), _binary_kl(r.policy_prob, r.reference_prob)
     ),
 }
-"""Name -> function of each per-token statistic that a gate can use instead of the ratio."""
+"""Statistics of a token that a gate can use instead of the ratio: name -> function."""
 
 STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "ratio": lambda r: r.log_ratio_sum,

@@ -87,7 +87,7 @@ class Trim:
         return least, int((ascending[stays:] == least).sum()), self.count > 0 or bool(ascending[0] < least)
 
     def threshold(self) -> float:
-        """Return the threshold at or above which values are dropped. Equal values are all dropped or all kept."""
+        """Return the threshold: the gate drops values at or above it. Equal values are all dropped or all kept."""
         least, _, less_stays = self.find_cut()
         return least if less_stays else math.nextafter(least, math.inf)
 
@@ -122,7 +122,7 @@ def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selecti
 
 
 def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
-    """Return the statistic of a gate, one value per token [T] or per segment."""
+    """Return the values that a gate compares with its bounds, one per token [T] or segment."""
     if gate.statistic == "age":
         unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
         return np.where(np.isnan(batch.age), unknown, batch.age)
@@ -252,7 +252,7 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
-    """Return the mean of ratio - 1 over each segment or prefix."""
+    """Return the mean ratio minus 1 of each segment or prefix, with high precision near 0."""
     if gate.over == "sequence" and view.tokens is None and gate.clamp != "none":
         return ratios.excess_sum / np.maximum(view.counts, 1)
     excess = ratios.exp_minus_one if gate.clamp == "none" else ratios.excess
@@ -381,7 +381,7 @@ class Weights:
 
     @property
     def are_ratios(self) -> bool:
-        """Return True if each token's weight is its own ratio, apart from the bounds."""
+        """Return True if each token's weight is its own ratio before the bounds are applied."""
         return self.rule.level == "token" and self.rule.is_usual
 
     @cached_property
@@ -525,7 +525,7 @@ def _compute_weights(
 
 
 _BOUND_TOLERANCE = 1e-9
-"""Log ratios this close to a bound count as outside in `sequences_near_bounds`, because they may be rounded."""
+"""A log ratio that is inside of a bound by less than this counts as outside, because it may be rounded."""
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:

@@ -98,7 +98,7 @@ class DecodedBlock:
         return self._extents[column]
 
     def add_faults(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
-        """Record a fault. `bad` contains the ascending indices of the tokens with bad values."""
+        """Record bad values of a column. `bad` contains the indices of their tokens in this block, sorted."""
         sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
         first = int(bad[0] - self.offsets[sequences[0]])
         row = int(self.rows[sequences[0]])

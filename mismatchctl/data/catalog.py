@@ -60,7 +60,7 @@ _PARALLEL_REQUESTS = 16
 
 @dataclass(frozen=True)
 class FileFooter:
-    """Metadata of a file before its columns are matched with the schema."""
+    """Metadata of a file with its own column names, which are not yet matched with the schema."""
 
     found: UnopenedFile
     size: int

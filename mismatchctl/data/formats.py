@@ -76,7 +76,7 @@ def classify(kind: pa.DataType) -> tuple[int, str]:
 
 
 def describe_type(kind: pa.DataType) -> str:
-    """Describe the values of a type for people. Two columns are compatible if their descriptions are equal."""
+    """Describe a column type, such as "lists of numbers". Two columns with the same description are compatible."""
     depth, values = classify(kind)
     return "lists of " * depth + (NUMBER_TYPE if values in _NUMBERS else values)
 

@@ -53,7 +53,7 @@ class UnopenedFile:
 
 @dataclass(frozen=True)
 class _PathArgument:
-    """The files of one run. Its name is the end of the path `parts`, or of `exact` if another run has equal `parts`."""
+    """The files of one run. The run gets the last parts of a path as its name, with enough parts to be unique."""
 
     shown: str
     files: tuple[str, ...]

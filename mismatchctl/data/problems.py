@@ -142,7 +142,7 @@ class UnequalRow:
 
     @property
     def odd_column(self) -> str:
-        """Return the column whose list has an unusual length, or "" if there is not exactly one."""
+        """Return the only column whose list has another length than the rest, or "" if none or several do."""
         common, _ = Counter(list(self.lengths.values())[::-1]).most_common(1)[0]
         odd = [column for column, length in self.lengths.items() if length != common]
         return odd[0] if len(odd) == 1 else ""

@@ -60,7 +60,7 @@ class Case:
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def with_fields(self, **values: Any) -> Case:
-        """Return a copy with new field values, but with the cached statistics of this case, such as `noise`."""
+        """Return a copy with other field values. Statistics such as `noise` are copied, not computed again."""
         other = replace(self, **values)
         measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
@@ -105,11 +105,11 @@ class Case:
 
     @property
     def sides(self) -> tuple[tuple[str, Float64s, Float64s], ...]:
-        """Return (name, own log-probs [N], other side's log-probs [N]) for the rollout and the trainer."""
+        """Return ("rollout", rollout log-probs [N], train log-probs [N]), and ("train", train, rollout)."""
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def with_reading(self, side: str, values: Float64s, sequences: Bools) -> Case:
-        """Return a copy with `values` [T] as the log-probs of one side, but only in the flagged `sequences` [S]."""
+        """Return a copy in which `values` [T] replace the log-probs of `side`, but only in flagged `sequences` [S]."""
         column = np.where(sequences[self.sequence], values, getattr(self, side))
         return self.with_log_probs(rollout=column) if side == "rollout" else self.with_log_probs(train=column)
 
@@ -159,7 +159,7 @@ class Case:
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Return log(|`standard`| + 0.05) for each token [N]. A few very large values change its mean only a little."""
+        """Return the mismatch of each token [N] on a log scale, so that a few extreme tokens do not dominate means."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property
@@ -390,7 +390,7 @@ class Case:
         return self.means(np.minimum(np.abs(self.x), _MAX_DISTANCE))
 
     def find_better_reading(self, side: str, values: Float64s) -> Bools:
-        """Return flags [S], True if the mismatch falls to about a third with `values` [T] as one side's log-probs."""
+        """Flag the sequences [S] whose mismatch falls to about a third if `values` [T] replace log-probs of `side`."""
         other = self.t if side == "rollout" else self.r
         before = self._distances
         with np.errstate(invalid="ignore"):
@@ -544,7 +544,7 @@ class Coherence(NamedTuple):
 
 
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
-"""Minimum variance of `loudness` between rows of two kinds. It was 0.41 or less with one kind, 1.5 or more with two."""
+"""Minimum variance of the rows' mean `loudness` for two kinds. One kind had at most 0.41, two had at least 1.5."""
 _KINDS_MIN_TOKENS = 5
 
 

@@ -72,7 +72,7 @@ class EvidenceCollector:
     def findings(
         self, run: str, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
-        """Return the findings of a run, strongest first. If the dump has a reference, also return the sides' errors."""
+        """Return the findings of a run, strongest first. With reference log-probs, also return each side's error."""
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
@@ -89,7 +89,7 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Create a collector. It rounds token counts to powers of two, so that samples of a growing dump rarely change."""
+    """Create a collector. A growing dump keeps its sample size until its token count passes a power of 2."""
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run

@@ -160,7 +160,7 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
 
 
 def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> float:
-    """Return the share of tokens with q < p^b / (p^b + (1 - p)^b). With q = p^b / Z and b > 1, this share is 0."""
+    """Return the share of tokens that a temperature cannot cause: q < p^b / (p^b + (1 - p)^b), b = `exponent`."""
     known = (other < -_SMALLEST_DOUBT) & (sampled < -_SMALLEST_DOUBT)
     if not known.any():
         return 1.0
@@ -225,7 +225,7 @@ class TemperatureFit:
 
     @property
     def fits(self) -> bool:
-        """Return True if one temperature other than 1 fits all contexts and almost every token."""
+        """Return True if one temperature other than 1 explains the log-probs in all contexts."""
         ends = self.interval
         # in 12 random models, the misfit is at most 0.11 with a temperature, and at least 0.45 with bounded logits
         told = ends is not None and not ends[0] <= 1 <= ends[1] and abs(math.log(self.temperature)) > 0.02
@@ -349,10 +349,10 @@ def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit
 
 
 def _exponents(case: Case) -> Float64s:
-    """Return logit(rollout) / logit(train) for unlikely tokens, to estimate the exponent b in rollout ~ train^b.
+    """Return one estimate of the exponent b per unlikely token: logit(rollout) / logit(train).
 
-    The ratio equals b if one other token has all the remaining probability. In other contexts, it is closer to 1. The
-    ratios farthest from 1 are the best estimates of b. A truncation changes these ratios only a little.
+    b = 2 means that the rollout's probabilities are proportional to the squares of the trainer's probabilities. The
+    estimates farthest from 1 are the most accurate. Sampling with top-p or top-k changes them only a little.
     """
     p, q = case.t[case.rare], np.minimum(case.r[case.rare], -1e-9)
     return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
@@ -361,7 +361,7 @@ def _exponents(case: Case) -> Float64s:
 SAME_SURE_EXPLAINED = 0.95
 """In a context, a temperature explains at least this share of the variance of log ratios. Penalties explain less."""
 _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
-"""Assumed values for the tokens that a truncation removes: half the variance, and the mean, of log(p / threshold)."""
+"""Assumed log(p / threshold) of tokens that a truncation removes: mean -1, variance 1 (2 * _TAIL_SPREAD)."""
 
 
 @cached_on_case

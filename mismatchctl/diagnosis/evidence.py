@@ -1,4 +1,4 @@
-"""Evidence for causes of a mismatch: counts over all rows, sums by step and worker, and a sample of whole rows."""
+"""Evidence for causes of a mismatch: counts of the whole dump, sums by step and worker, and sampled rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mismatchctl.measure.sequence_terms import LevelTerms, ValidTokens, compute_
 from mismatchctl.measure.sums import Hashes, merge_parts
 
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
-"""A run's sample has this share of the dump's tokens, but at least MIN_SAMPLE and at most MAX_SAMPLE tokens."""
+"""A sample of a run has SAMPLE_SHARE of the dump's tokens, but from MIN_SAMPLE to MAX_SAMPLE tokens."""
 MAX_PLACES = 3
 LAG_COLUMN = "lag"
 """Name of a column that is computed, not read: `train_version` minus `rollout_version`."""

@@ -106,7 +106,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """If unexplained log-probs of rollout and trainer are unrelated, lower the confidence of small causes to medium."""
+    """If the unexplained rollout and train log-probs are unrelated, limit small causes to medium confidence."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found

@@ -28,7 +28,7 @@ COMPARE_COMMAND = "python -m sglang.srt.debug_utils.comparator --baseline-path B
 _HOOK_VARIABLES = "DUMPER_ENABLE=1 DUMPER_NON_INTRUSIVE_MODE=all"
 _FILTER_VARIABLE = r"""DUMPER_FILTER='layer_id in [{commas}] or search(r"layers\.{names}\.", name)'"""
 SGLANG_SYNTAX = f"run both sides with `{_HOOK_VARIABLES} {_FILTER_VARIABLE}`, then `{COMPARE_COMMAND}`"
-"""Instruction for SGLang. The filter finds tensors of manual dumpers by `layer_id`, and of hooks by module name."""
+"""Instruction for SGLang. The filter selects layers by `layer_id` (manual dumps) or by module name (hooks)."""
 SLIME_SYNTAX = (
     "dump these layers on each side, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
     "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"
@@ -525,7 +525,7 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
 
 
 def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
-    """Return the index of the first model weight that differs far more than the median weight."""
+    """Return the index of the first weight tensor that differs far more between the sides than the median tensor."""
     found = {at: row.value for at, row in enumerate(rows) if row.value is not None and _WEIGHT_PATTERN.search(row.name)}
     if len(found) < _MIN_WEIGHTS:
         return None

@@ -110,7 +110,7 @@ def to_array(value: Any) -> Any:
 
 
 def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
-    """Return the prompt without padding, if `attention` covers it. `width`: length of the response in `tokens`."""
+    """Return the prompt without padding. `tokens` ends with a response of `width` tokens. `attention` is its mask."""
     if attention is None or len(attention) != len(tokens):
         return None
     return tokens[:-width][attention[:-width] != 0]
@@ -210,7 +210,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Drop the rules that change if `write` converts them to keys and `read` converts these back. List them."""
+    """Drop the rules that a framework cannot express: they change if written as keys and read back. List them."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -273,7 +273,7 @@ class ReplayOptions:
 
 
 CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
-"""Text of the condition under which a rule and a framework's nearest rule differ. Real dumps do not meet it."""
+"""The condition under which a framework's nearest rule gives other results, as text. Real dumps do not meet it."""
 REPLAY_DEFAULTS = ReplayOptions()
 
 
@@ -303,7 +303,7 @@ class LoggedMetric:
 
     @property
     def measure(self) -> Measure | None:
-        """Return the definition, to compare it with mismatchctl's own metrics, if one of them is similar."""
+        """Return the definition for a comparison with mismatchctl's own metrics, or `None` if none is similar."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)

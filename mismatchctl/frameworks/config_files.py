@@ -354,7 +354,7 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework. With `nearest`, list differences in comments instead of an error."""
+    """Format a Correction as YAML of a framework. `nearest` allows rules that differ, and adds comments."""
     head = [f"{escape_terminal(correction.name)} as {framework.dated} reads it", *framework.warnings]
     head = [f"# {text}" for text in head]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])

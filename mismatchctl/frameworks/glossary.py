@@ -36,7 +36,7 @@ class RelatedName:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """Location of a metric's value: a key in one part of a Result."""
+    """Where to find a metric's value in a Result: `source` is the part of the Result, `key` the key in it."""
 
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is mismatchctl's own key.
@@ -141,12 +141,12 @@ def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
 
 
 def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[LoggedMetric, ...]]]:
-    """Find the newest of the versions in `titles` that has this name. Return it with its meanings, or an empty list."""
+    """Find the newest version that logs this name. Return [(its title, meanings of the name)], or [] if none does."""
     return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 
 def _find_by_name(title: str, name: str) -> tuple[LoggedMetric, ...]:
-    """Return the meanings of a name, which may lack its prefix or contain an extra `/all/`."""
+    """Find the meanings of a logged name. Also accept a name without its prefix, or with an extra `/all/`."""
     meanings = _load_meanings(title)
     same = tuple(item for item in meanings if item.name == name)
     found = same or tuple(item for item in meanings if item.name.endswith(f"/{name}"))

@@ -84,7 +84,7 @@ def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def merge_options(parts: Iterable[Options]) -> Options:
-    """Merge several mappings of options. Blocks are merged, and lists are joined."""
+    """Merge options. A later value replaces an earlier value, but dicts are merged and lists are concatenated."""
     made: Options = {}
     for part in parts:
         for name, value in part.items():
@@ -169,7 +169,7 @@ class PlainFramework(Framework):
         return (self.block, *self.blocks) if self.block else self.blocks
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """Yield the path and content of each block with options. A file may leave out the outer keys of a path."""
+        """Find the YAML blocks that contain options, and yield (path, block). A file may omit the outer blocks."""
         blocks = (place[start:] for place in self._places for start in range(len(place)))
         for place in dict.fromkeys(((), *blocks)):
             if isinstance(inner := find_value(native, *place), Mapping):

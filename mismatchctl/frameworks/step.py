@@ -160,7 +160,7 @@ class ConfiguredStep:
 
     @cached_property
     def v(self) -> Array:
-        """Return the log ratio current/rollout: mismatch plus update."""
+        """Return log(current / rollout), the sum of mismatch (train / rollout) and policy update (current / train)."""
         return self.current - self.rollout
 
     @cached_property

@@ -97,7 +97,7 @@ def require_regular_file(path: str | Path) -> None:
 
 
 def find_packaged_folder(name: str) -> Path:
-    """Return a folder of data files. The wheel contains it in the package. In a checkout, it is next to the package."""
+    """Find a folder of data files. It is inside of an installed package, but next to the package in a git checkout."""
     package = Path(__file__).parents[1]
     for folder in (package / name, package.parent / name):
         if folder.is_dir():

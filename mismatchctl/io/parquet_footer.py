@@ -21,7 +21,7 @@ _REPETITION, _CHILDREN, _REPEATED, _OPTIONAL = 3, 5, 2, 1
 _I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
 
 ThriftForm = dict[int, Any]
-"""Field number -> expected type. A dict means a structure with such fields, and [x] means a list of x."""
+"""Expected type of each field, by field number. A dict stands for a nested structure, and `[x]` for a list."""
 _ELEMENT: ThriftForm = {_TYPE: _I32, _REPETITION: _I32, _CHILDREN: _I32}
 _COLUMN_META: ThriftForm = {
     _TYPE: _I32, 2: [_I32], 3: [_BINARY], 8: [{}], 12: {}, 13: [{}], _SIZES: {2: [_I64], 3: [_I64]},
@@ -37,7 +37,7 @@ SchemaLeaf = tuple[Any, int, int]
 
 
 def check_footer(file: pa.NativeFile) -> None:
-    """Raise ArrowInvalid if the footer could crash pyarrow. Otherwise, restore the read position of `file`."""
+    """Raise ArrowInvalid if the footer of a Parquet file could crash pyarrow. Keep the read position of `file`."""
     place, size = file.tell(), file.size()
     file.seek(max(0, size - _FIRST_READ_BYTES))
     tail = file.read(_FIRST_READ_BYTES)

@@ -310,7 +310,7 @@ def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
-    """Set the value of a flag, or append a number to its list. Return True if more numbers may follow."""
+    """Store a word after a flag. `--sizes 1 2` becomes [1, 2]. Return True if the next number also belongs to it."""
     level, last = _find_level(found, keys), keys[-1]
     before = [] if level[last] is True else level[last] if isinstance(level[last], list) else [level[last]]
     are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*before, value))

@@ -231,7 +231,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
 
 
 def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
-    """Return the largest and the negated smallest weight per sequence, before and after weights are bounded."""
+    """Return maxima of weights and of negative weights per sequence, before and after weights are bounded."""
     if weights is None:
         low = high = least = most = np.ones(len(segments))
     elif not weights.per_token:

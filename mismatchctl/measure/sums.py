@@ -36,7 +36,7 @@ GROUP_CAP = 4096
 OVERALL_CAP = 1024
 """Maximum number of rows in the cluster table of a run, one per cluster and step. In a larger table, merge rows."""
 DETAILED_CAP = 1 << 14
-"""The same maximum for `MeasurePlan.every_cluster`, when a caller needs the sums of all clusters."""
+"""Maximum number of rows if `MeasurePlan.every_cluster` is set, as in `gate` and `compare`."""
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
@@ -95,14 +95,14 @@ class TableAxis:
 
     @cached_property
     def _joint_names(self) -> dict[str, int]:
-        """Map joint names to positions. `drift_square` is the joint name of the column `square` of the pair `drift`."""
+        """Map names such as `drift_square` (the column `square` of the pair `drift`) to positions."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of a column of `of`, else of the mismatch. Else, `name` must be a joint name."""
+        """Return the position of a column of `of`, or else of the mismatch. Names such as `drift_square` also work."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
@@ -176,7 +176,7 @@ class ClusterTable:
 
 
 def _sort_rows(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
-    """Return the order that sorts rows by `keys`, and a flag per sorted row: True if its keys are new."""
+    """Sort rows by `keys`. Return their order, and a mask of the sorted rows that differ from the row before."""
     order = np.lexsort(keys)
     new = np.zeros(len(order), np.bool_)
     new[:1] = True
@@ -186,7 +186,7 @@ def _sort_rows(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
 
 
 class BatchRows:
-    """Assigns each sequence to a row of a cluster table. Sequences of the same group, cluster and scope share a row."""
+    """Assigns sequences to rows of a table. Sequences of one group, cluster and scope (micro-batch) share a row."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
         order, new = _sort_rows(clusters, cells)
@@ -313,7 +313,7 @@ def cluster_hashes(batch: TokenBatch) -> Hashes:
 
 
 def step_hash(step: LabelValue) -> np.uint64:
-    """Hash a step. The hash separates the rows that one cluster has in different steps."""
+    """Hash a step, to tell apart the rows that a cluster has in different steps."""
     hashed: np.uint64 = hash_values(np.array(["\0missing" if step is None else str(step)]))[0]
     return hashed
 
@@ -328,7 +328,7 @@ def step_hashes(batch: TokenBatch) -> Hashes:
 
 
 TAIL_VALUES = 4097
-"""Number of largest log ratios that are stored for k-hat: up to 4,096 in the tail, and the next smaller one."""
+"""Number of largest log ratios to store for k-hat: up to 4,096 in the tail, and one where the tail begins."""
 WORST_COUNT = 50
 """Number of tokens, and of sequences, with the largest mismatch that are stored with their place in the dump."""
 
@@ -500,7 +500,7 @@ class PairCollector:
     def reduce(
         self, ratios: Ratios, position: Ints | None, places: SequencePlaces, run: RunTables | None = None
     ) -> tuple[Float64s, Float64s]:
-        """Return the result of `Kernel.reduce_tokens`, and collect the largest log ratios of each group."""
+        """Return sums and maxima from `Kernel.reduce_tokens`. Also collect the largest log ratios of each group."""
         sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)
         cells = self._tables.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1

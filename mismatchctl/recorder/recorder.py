@@ -89,7 +89,7 @@ def _stored_parts(rows: Cells) -> list[slice]:
 
 
 def _trim(index: int, reference: str, row: Array, other: Array, part: slice) -> Array:
-    """Cut a row to the slice `part`. If the row is as long as this slice, the user cut it: return it unchanged."""
+    """Cut a row to the slice `part`. If the row already has the length of the slice, return it unchanged."""
     width, stored = len(other), part.stop - part.start
     if len(row) in (width, stored):
         return row[part] if len(row) == width else row

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
-"""Values of `reach`: a part is shown everywhere (also in Markdown), in the terminal and on pages, or only on pages."""
+"""Values of `reach`: where a part is shown. EVERYWHERE includes Markdown. A page is an HTML page."""
 MIN_SPARKLINE_SPREAD = math.log(1.5)  # minimum range of the log axis of a sparkline
 PartT = TypeVar("PartT", bound="DocumentPart")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -23,7 +23,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell. `reason` is a footnote, `brief` is a shorter text. A `series` is drawn as a sparkline."""
+    """A table cell. `reason` becomes a footnote, `series` a sparkline. `brief` replaces `text` in narrow terminals."""
 
     text: str = ""
     reason: str = ""
@@ -200,7 +200,7 @@ class Figures(DocumentPart):
 
 @dataclass
 class Explorer(DocumentPart):
-    """The interactive threshold explorer of a sweep. `data` returns its data, `anchors` are its glossary entries."""
+    """The interactive threshold explorer of a sweep. `data` computes its content, `anchors` are its glossary links."""
 
     data: Callable[[], Any]
     anchors: Collection[str]

@@ -21,9 +21,9 @@ SHORT_SERIES = 6
 """Series with fewer steps are too short to estimate the variance between neighboring steps."""
 _MEDIAN_OF_CHI2 = 0.4549
 _INTERVAL_RISE = 7.35
-"""The 95% interval of a change point contains fits whose squares exceed the best by at most this (Hansen 2000)."""
+"""95% interval of a change point: all fits whose scaled squared error is at most 7.35 above the best (Hansen 2000)."""
 _POWERS = (0.0, 0.5, 1.0)
-"""Powers p to try: a ramp of the metric is a straight line in metric^p, or for p = 0 in log(metric)."""
+"""A slow change is fitted by a straight line to log(metric), to its square root, and to the metric itself."""
 _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
 _WINDOW = 5
 """The running median of a step includes this number of steps before it and after it."""
@@ -315,7 +315,7 @@ def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
 
 
 def _is_significant(change: float, error: float, steps: int) -> bool:
-    """Require a change by several standard errors and by a factor of 1.2. `change` is the logarithm of the factor."""
+    """Return True if a change exceeds several standard errors and 20%. `change` is log(after / before)."""
     # in a short series, the error itself is uncertain
     limit = Z_LIMIT if steps >= SHORT_SERIES else 5.0
     return abs(change) >= limit * error and abs(change) >= math.log(1.2)

@@ -222,11 +222,11 @@ class OverallMetrics(FiniteModel):
 
 
 class Clusters(FiniteModel):
-    """Table of sums for standard errors, comparisons and baselines. A row is one cluster in one group (such as a step).
+    """Table of sums, from which standard errors and comparisons with a baseline are computed.
 
-    `hashes` identify the clusters. `groups` contains the index of the group of each row. `folded` is true if a table of
-    all clusters would be too large. Then each row is the sum of several clusters over all groups, and `groups` is
-    empty. Columns of a correction have the name of the correction as a prefix (`name/column`).
+    A row is one cluster (such as a prompt) in one group (such as a step). `hashes` identifies the cluster of each row,
+    and `groups` is the index of its group. A table that would be too large is `folded`: each row adds up several
+    clusters over all groups, and `groups` is empty. Columns of a correction are named `correction/column`.
     """
 
     by: Literal["prompt", "sequence", "content"]
@@ -256,7 +256,7 @@ class Groups(FiniteModel):
 
 
 class Distribution(FiniteModel):
-    """Histogram of the log ratio (train minus rollout, nats): tokens and sum of their K3 between adjacent `edges`."""
+    """Histogram of the log ratio (train minus rollout, nats): tokens and sum of K3 per bin. Bins end at `edges`."""
 
     edges: list[float]
     tokens: list[Count]
@@ -482,7 +482,7 @@ class Answer(FiniteModel):
 
 
 class RunSummary(FiniteModel):
-    """Summary of a run: `judgements` are warnings, and `answers` contains one sentence per question."""
+    """Summary of a run. `judgements` are warnings. `answers` contains one sentence for each question of the summary."""
 
     standing: K3Standing
     growth: Growth

@@ -21,7 +21,7 @@ from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
-"""The K3 of a token is split at two caps. At most these shares of the baseline's tokens exceed caps 1 and 2."""
+"""The bulk of K3 ends where 20% of the baseline's tokens have a larger K3, the shoulder where 1% have."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
 """How the significance level is divided among five tests: K3 of the bulk and of the shoulder, evened K3 (K3 weighted by
 EVENED_WEIGHTS), lost tokens (tokens with a larger K3 than nearly all tokens of the baseline), and total K3.
@@ -274,7 +274,7 @@ def linear_statistic(
 
 
 def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, *, lower: bool = False) -> Float64s:
-    """Divide the excess of a metric over a fixed limit among the clusters."""
+    """Return how much each cluster contributes to the excess of a metric over a fixed limit."""
     value, influence, size = compute_influence(sample, metric)
     excess: Float64s = influence + (value - limit) * size / size.sum()
     return -excess if lower else excess

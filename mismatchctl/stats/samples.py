@@ -57,7 +57,7 @@ class ClusterSample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def equal_sides(self, other: ClusterSample) -> list[str]:
-        """If two samples have the same responses, return the sides (rollout, train) whose log-probs are equal too."""
+        """If two samples have the same responses, name the sides ("rollout", "train") with the same log-probs."""
         sizes = ("tokens", "sequences", "squared_length")
         if not (np.array_equal(self.keys, other.keys) and all(self._agrees(other, name) for name in sizes)):
             return []
@@ -70,7 +70,7 @@ class ClusterSample:
 
 
 def build_run_sample(run: RunResult) -> ClusterSample:
-    """Return all clusters of a run. A prompt is one cluster over all steps. Without prompts, clusters are per step."""
+    """Return the clusters of a run. A prompt is one cluster in all steps. Without prompt ids, each step has its own."""
     return _build_sample(run.clusters, run.groups, np.ones(len(run.clusters.hashes), np.bool_))
 
 
@@ -94,7 +94,7 @@ def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample
 def _build_sample(
     table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> ClusterSample:
-    """Add up the rows of each cluster. A cluster that is not a prompt counts separately in each step."""
+    """Add up the rows of each cluster. A prompt is one cluster in all steps, other clusters are not."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
     sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # Results contain LARGEST_SUM instead of infinity
@@ -201,7 +201,7 @@ _SCARCE_SHARE = 0.005  # minimum share of tokens in a bin
 
 @dataclass(frozen=True)
 class K3Layers:
-    """Sums of K3 per cluster and bin of the rollout probability. `capped` limits the K3 of each token to each cap."""
+    """Sums of K3 per cluster and bin of the rollout probability. For `capped`, a token's K3 is min(K3, cap)."""
 
     k3: Float64s  # sum of K3 over all tokens [N]
     tokens: Float64s  # number of tokens by bin [N, B]

@@ -288,7 +288,7 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
 
 
 MAX_REJECTION = 0.9
-"""Corrections that reject a larger share are excluded. With all tokens rejected, the variance of 0 looks too good."""
+"""Maximum share of rejected tokens. A correction that rejects all tokens would win, because its variance is 0."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ _SEQUENCE_REFERENCE, _TOKEN_REFERENCE = (
     for name, level, bound in (("seq_truncate_10", "sequence", 10.0), ("token_truncate_5", "token", 5.0))
 )
 CONVERGENCE_RANGE = (0.5, 1.5)
-"""If the mean of the truncated sequence weights is outside this range, the reference uses token weights."""
+"""If the mean of the truncated sequence weights is not in this range, the bias is estimated with token weights."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,7 @@ _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5
 """`estimate_projection` subtracts this number of standard errors from its estimate."""
 _MIN_PROJECTION = 0.1
-"""Minimum of `estimate_projection`. Gradients are divided by the projection, so they grow by a factor of at most 10."""
+"""Minimum of `estimate_projection`. Gradients are divided by this estimate, so they grow 10 times at most."""
 PROBABILITY_BINS = 8
 """If the dump lacks token ids, the trainer's log-probs are divided into this number of bins, which replace the ids."""
 
@@ -384,7 +384,7 @@ class GradientProducts:
         return len(self.own)
 
     def scaled(self, factor: float) -> GradientProducts:
-        """Return the products that result if the correction's gradients are multiplied by `factor`."""
+        """Return the products for a correction whose gradients are `factor` times as large."""
         # computed from `apart`, which is exact even if the differences are small
         mixed = self.across - self.reference
         apart = factor**2 * self.apart + factor * (factor - 1) * (mixed + mixed.T) + (factor - 1) ** 2 * self.reference
@@ -490,7 +490,7 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
 
 
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
-    """Return the size of the table of logits, and the index of each token's logit [T]."""
+    """Index a bigram table. Return its rows (previous tokens), its columns (tokens), and the cell of each token [T]."""
     known, code = np.unique(ids, return_inverse=True)
     size = len(known)
     before = np.concatenate([[size], code[:-1]])

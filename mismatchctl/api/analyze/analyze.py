@@ -359,7 +359,7 @@ def _build_distribution(pair: PairSums) -> model.Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
-    """Compute means for each bin with tokens. Standard errors come from the scatter between cluster buckets."""
+    """Compute the mean of K3 and other values per bin, with standard errors from sums per group of clusters."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
@@ -386,7 +386,7 @@ def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
 
 
 def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
-    """Merge the token counts of a square grid into hexagons, as the Result contains them."""
+    """Merge the cells of a two-dimensional histogram into hexagons."""
     across, up = np.nonzero(grid)
     if not len(across):
         return model.JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])

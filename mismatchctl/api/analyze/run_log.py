@@ -104,7 +104,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """Return one unit of the last digit of `value`: 0.001 for 0.125. Trailing zeros count, even if not printed."""
+        """Return one unit of the last digit: 0.001 for 0.125. Zeros at the end count, even if the log omits them."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 
@@ -393,7 +393,7 @@ def _correlation_scale(x: Float64s, y: Float64s) -> float:
 
 
 REPLAY_COLUMNS = ("micro_batch", "rollout_ids")
-"""Columns that logged metrics need: frameworks sum over rows with the same `micro_batch` or `rollout_ids`."""
+"""Columns that tell which rows a framework adds up for one logged value."""
 StepTables = list[tuple[RunStep, pa.Table]]
 """Pairs ((run, step), table with rows of this step), in the order of the dump."""
 
@@ -469,11 +469,11 @@ class LoggedSteps:
 
 
 FLOAT32_TOLERANCE = 2e-6
-"""Relative error that a trainer's float32 sum may have, in any order of summation."""
+"""Relative rounding error that a trainer's float32 sum may have, in any order of summation."""
 REPLAY_SPREAD = 2.0
-"""Logged and float64 values may differ by this multiple of the difference between float32 and float64 values."""
+"""A logged value may differ from our float64 value by this multiple of the difference that float32 would make."""
 FLOAT64_TOLERANCE = 1e-9
-"""Relative error that a float64 sum may have."""
+"""Relative rounding error that a float64 sum may have."""
 METRIC_TOLERANCE = 1e-8
 """Relative error that a metric may have after rounding to VALUE_DIGITS digits in the Result."""
 _FLOAT32_EPSILON = 2.0**-24
@@ -512,7 +512,7 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
-    """Compare the log with metrics of the dump, computed in float64 (`replayed`) and float32 (`rounded`)."""
+    """Compare logged values with our results for the dump, in float64 (`replayed`) and float32 (`rounded`)."""
     pairs = {
         name: list(_logged_pairs(log, labels, _spellings(name), values, rounded.get(name, values)))
         for name, values in replayed.items()
@@ -540,7 +540,7 @@ def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
 def compare_metrics(
     log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
 ) -> MetricLogComparison | None:
-    """Compare logged values with `metrics`, within float32 rounding. `called` maps logged names to metric keys."""
+    """Compare logged values with `metrics`. Ignore float32 rounding. `called` maps logged names to metric keys."""
     found = {}
     for name, key in called.items():
         values = metrics.get(key, [None] * len(labels))

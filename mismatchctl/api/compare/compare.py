@@ -337,7 +337,7 @@ def _difference_interval(draws: Float64s) -> model.Interval | None:
 MIN_CARRIED_SHARE = 0.75
 """Minimum share of a change of K3 that a carrier causes. A carrier is a part of the data, such as steps 4 to 8."""
 MIN_CARRIED_RATIO = 1.5
-"""A carrier's share of the change is at least 1.5 times its share of the first run's K3."""
+"""A carrier's share of the change of K3 is at least this multiple of its share of K3 in the first run."""
 MIN_STANDARD_ERRORS = 3.0
 """Minimum contribution of a carrier, in standard errors. 2 would be too low for the largest of many parts."""
 _REPLICATES = 2048
@@ -346,7 +346,7 @@ _REPLICATES = 2048
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Token count and mean K3 of each of B parts of a run (such as its steps): arrays [..., B]."""
+    """Token count and mean K3 for each part of a run, such as each step. B is the number of parts: arrays [..., B]."""
 
     tokens: Float64s
     k3: Float64s
@@ -430,7 +430,7 @@ def _build_decomposition(
     quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans],
     se: Float64s | None = None,
 ) -> model.Decomposition | None:  # fmt: skip
-    """Split the change of K3 among parts of the data. Without `se`, compute the standard error of `level` alone."""
+    """Split the change of K3 among parts of the data. The default `se` ignores the error of token shares."""
     mix, level = contributions(sides[0], sides[1])
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None

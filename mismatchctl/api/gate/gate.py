@@ -283,7 +283,7 @@ def no_baseline() -> str:
 
 
 def _comparable_run(target: RuleTarget, name: str, result: Result, against: Baseline) -> tuple[JudgedPlace | None, str]:
-    """Return the baseline's run to compare the run `name` with, or None and the reason why this is impossible."""
+    """Find the baseline's run to compare the run `name` with. If there is none, return None and the reason."""
     baseline = against.result
     if baseline is None:
         return None, FIRST_BASELINE_REASON if against.accept else no_baseline()
@@ -365,7 +365,7 @@ def _judge_change(case: _Case, sample: ClusterSample, baseline: ClusterSample, l
 
 
 def _is_diluted(case: _Case, sample: ClusterSample, baseline: ClusterSample, level: float) -> bool:
-    """Return True if the clusters that are also in the baseline fail the rule alone, so that new clusters hide this."""
+    """Return True if new clusters hide a failure: the clusters that are also in the baseline fail the rule."""
     keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
     if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
         return False

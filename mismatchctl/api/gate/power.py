@@ -25,7 +25,7 @@ from mismatchctl.stats.resampling import count_relabelings
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence
 
 MIN_CLUSTERS = 5
-"""Minimum number of clusters. With only 4 clusters, the same in dump and baseline, no p-value is below 1/16."""
+"""Minimum number of clusters for a test. If dump and baseline share only 4 clusters, p < 0.05 is impossible."""
 STATED_POWER, TARGET_POWER = 0.8, 0.9
 """The gate reports the smallest rise that it detects in 80% of all dumps (STATED_POWER). In a simulation, it must
 detect this rise in 90% (TARGET_POWER), because simulated power is up to 0.1 too high for heavy tails."""
@@ -111,7 +111,7 @@ class _SimulatedGate:
         return bool(power >= TARGET_POWER)
 
     def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
-        """Return K test statistics of N clusters, with and without the rise (two arrays [N, K]), and K weights."""
+        """Return test statistics of all clusters with a rise by `factor`, the same without it, and test weights."""
         layers, sizes, sample = self._layers, self._sizes, self._sample
         if layers is None:
             statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
@@ -184,7 +184,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the limit for p-values that fails a share `level` of dumps without a rise (`null`: their z-scores)."""
+    """Return the p-value limit that fails a share `level` of unchanged dumps, whose z-scores are in `null`."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)

@@ -170,7 +170,7 @@ class Sweep(View):
         return next(study for study in self.studies if study.name == name)
 
     def reason(self, row: Mapping[str, Any], key: str) -> str:
-        """Return the reason why the value of the metric `key` in a row is null or infinite, or else "ok"."""
+        """Return "ok" if the metric `key` has a finite value in this row, or else the reason why it has none."""
         value, metric = row[key], self.metrics[key]
         if value is not None and math.isfinite(value):
             return "ok"
@@ -232,7 +232,7 @@ _ROUNDING_BITS = 33  # about ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Return a mask of the points on the Pareto front. Lower `costs` [points, objectives] are better."""
+    """Return True for each point on the Pareto front. `costs` has one row per point. Lower costs are better."""
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # one contiguous row per objective is faster
     for row in np.lexsort(costs.T[::-1]):
@@ -247,10 +247,10 @@ def pareto_mask(costs: Float64s) -> Bools:
 def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.DataFrame:
     """Add the column `pareto`, which is true for the points on the Pareto front of each correction.
 
-    The objectives are few rejected tokens, a high ESS of tokens, and a low bias. If a correction has weights, the bias
-    is how much their bound changes the mean weight. If it rejects, the bias is the K3 of the tokens that it keeps.
-    Values are rounded to about ten digits, because the order of summation changes the other digits. If several points
-    have equal values, only the point with the loosest bounds is on the front.
+    A good point rejects few tokens, has a high ESS of tokens, and a low bias. The bias of weights is the change of the
+    mean weight that their bounds cause. The bias of gates is the K3 of the tokens that they keep. Values are rounded to
+    about ten digits, because the order of summation changes the other digits. Of several points with equal values, only
+    the point with the loosest bounds is on the front.
     """
     weighted = [study.name for study in studies if study.correction.weight is not None]
     gated = [study.name for study in studies if study.correction.gates]

@@ -80,7 +80,7 @@ class ThresholdRule:
     threshold: Callable[[float], float]  # converts a distance, |log(threshold)|, to the threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return the log-scale values that the threshold limits, and how many tokens or sequences have each value."""
+        """Return the values that are compared with log(threshold), and how many tokens or sequences each stands for."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
@@ -103,7 +103,7 @@ def _symmetric_rule(level: str, words: str) -> ThresholdRule:
 
 
 def _upper_threshold(distance: float) -> float:
-    """Return the smallest x so that the interval [1/x, x] contains exp(distance) and exp(-distance)."""
+    """Return the smallest x for which [1/x, x] contains the ratios exp(distance) and exp(-distance)."""
     x = math.exp(distance)
     while math.log(x) < distance or math.log(1 / x) > -distance:
         x = math.nextafter(x, math.inf)
@@ -111,7 +111,7 @@ def _upper_threshold(distance: float) -> float:
 
 
 def _lower_threshold(distance: float) -> float:
-    """Return the largest x with log(x) <= -distance. A veto below x then keeps the ratio exp(-distance)."""
+    """Return the largest veto threshold that keeps the ratio exp(-distance)."""
     x = math.exp(-distance)
     while math.log(x) > -distance:
         x = math.nextafter(x, 0.0)
@@ -213,7 +213,7 @@ BracketValues = list[tuple[int, Float64s, Float64s]]
 
 @dataclass(frozen=True)
 class TargetBracket:
-    """A target for one run and rule, and two neighboring points of _DISTANCE_GRID with its threshold between them."""
+    """Two neighboring points of _DISTANCE_GRID. The threshold that meets the target `wanted` is between them."""
 
     run: str
     key: str
@@ -263,7 +263,7 @@ class TargetBracket:
 def find_brackets(
     grids: GridTables, runs: Iterable[str], wishes: Sequence[TargetValue]
 ) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
-    """Find the bracket of each target and rule. Also return targets that every or no threshold of the grid meets."""
+    """Find the grid points between which each target is reached. Also list targets that all or no points meet."""
     found, missed, searches, unknown = [], [], list_searches(wishes), np.full(1, np.nan)
     for run in runs:
         measured = {

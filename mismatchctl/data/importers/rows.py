@@ -44,7 +44,7 @@ def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
 
 
 def find_candidates(place: Path, framework: str = "") -> list[Path]:
-    """Return the files at a path whose names fit a framework. With `framework`, a single file may have any name."""
+    """Return the files whose names fit a framework. If the path is a file and `framework` is given, accept any name."""
     patterns = [pattern for layout in framework_layouts(framework) for pattern in layout.patterns]
     is_file = place.is_file()
     paths = sorted([place] if is_file else walk_files(place) if place.is_dir() else (), key=natural_key)

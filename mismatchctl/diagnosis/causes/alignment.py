@@ -23,7 +23,7 @@ _EDIT_SURE_SHARE, _EDIT_MOST = 0.03, 0.5
 
 @dataclass(frozen=True)
 class _Breaks:
-    """Sequences (`found`) in which the two sides agree before the token `split` and differ from this token on."""
+    """Sequences (`found`) whose rollout and train log-probs agree up to the token `split`, and then differ."""
 
     found: Bools
     split: Ints

@@ -15,7 +15,7 @@ from mismatchctl.diagnosis.detection import Detection, make_fact, percent
 from mismatchctl.results.model import Confidence
 
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
-"""Share of K3 in the tail (see `tail_shares`): below 0.3 in dense models, and 0.7 to 0.95 in mixtures of experts."""
+"""Share of K3 that comes from tail tokens: below 0.3 in dense models, 0.7 to 0.95 in mixtures of experts."""
 _CACHE_LIKE = (8.0, 35.0)
 """Kurtosis of noise that only fp8 caches cause. They had 3 to 22, dense models up to 8, mixtures of experts from 42."""
 MIN_STRUCTURE_TOKENS = 3000
@@ -24,7 +24,7 @@ MIN_STRUCTURE_TOKENS = 3000
 
 @cached_on_case
 def tail_shares(case: Case) -> tuple[float, float]:
-    """Return the tail's share of K3 and of tokens. Tail tokens differ by more than 12 times the noise."""
+    """Return the share of K3 and of tokens in the tail. A tail token's mismatch is above 12 times the usual noise."""
     far = np.abs(case.scaled) > 12.0 * max(case.noise, 0.012)
     whole = float(case.k3.sum())
     return (float(case.k3[far].sum()) / whole if whole > 0 else 0.0), float(far.mean()) if len(far) else 0.0
@@ -250,7 +250,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
 
 
 def experts_per_layer(experts: np.ndarray) -> int:
-    """Infer the number of experts per layer: the largest number that leaves no layer with a repeated expert."""
+    """Infer how many experts a layer uses per token: the largest number for which no layer repeats an expert."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, 8 + 1):

@@ -109,4 +109,4 @@ CAUSES: tuple[Cause, ...] = (
     Cause("unexplained", numerics.detect_unexplained, in_layers=True),
     Cause("numerical_noise", numerics.detect_numerical_noise),
 )
-"""Tests of columns come first, then tests of tokens, workers, the distribution and the weights. Noise is last."""
+"""All causes that `diagnose` tests, in this order. The first causes are recording errors, the last is noise."""

@@ -161,7 +161,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean |rollout - train| over the first 32 tokens, for the rollout of row i and the train of row j."""
+    """Return the mean |rollout[i] - train[j]| of each pair of rows (i, j) over the first 32 tokens."""
     place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
@@ -395,8 +395,8 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
 
 
 _KIND_TOKENS, _KIND_ROWS, _KIND_PROMPTS, _KIND_PURE = 10, 2, 6, 0.9
-"""Minimum number of tokens per row, of rows per prompt, and of prompts. `_KIND_PURE`: In a pure prompt, this share of
-the rows is of one kind. This share of the prompts must be pure."""
+"""Minima for the test: 10 tokens per row, 2 rows per prompt, 6 prompts. In 90% of the prompts (_KIND_PURE), at least
+90% of the rows must be of the same kind (large or small mismatch)."""
 
 
 _POSITION_MIN_LENGTH = 24
@@ -405,7 +405,7 @@ _POSITION_MIN_SPREAD = 3.0
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Compare late with early tokens. Return late / early mismatch, a z-score, and mismatch (early, late)."""
+    """Compare early and late tokens. Return the mismatch of late tokens / early tokens, a z-score, and both values."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < 4), share >= 0.75))

@@ -231,10 +231,10 @@ def _describe_tempered_setting(
 
 
 def _find_top_p(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Return top-p and its interval, if the kept mass is the same at all positions with an unlikely sampled token.
+    """Return top-p and its interval, or `None` if the truncation was not top-p.
 
-    At such positions, top-p keeps a mass slightly above its setting. With top-k or min-p, the kept mass grows with the
-    probability of the sampled token.
+    The kept mass is the trainer's probability of all tokens that the sampler could choose. If an unlikely token was
+    sampled, top-p kept a mass close to its setting. With top-k or min-p, the kept mass varies.
     """
     small = np.flatnonzero(case.t < math.log(_UNLIKELY_P))
     if len(small) < _KEPT_MIN_PLACES * 3:
@@ -289,10 +289,10 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
 
 
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
-    """Return log(top-p) as (low, estimate, high), from tokens that were the sampler's only choice.
+    """Estimate log(top-p) and its interval (low, estimate, high) from tokens that were the sampler's only choice.
 
-    `certain` contains the trainer's log-probs of these tokens. They are at least log(top-p), and the smallest is close
-    to it. The interval assumes that they are evenly distributed just above log(top-p).
+    `certain` contains the trainer's log-probs of these tokens. Each is log(top-p) or more, so the smallest is a good
+    estimate. The interval assumes that log-probs just above log(top-p) are evenly distributed.
     """
     ordered = np.sort(certain)
     count = max(1, min(max(len(ordered) // 20, 6), len(ordered) - 1))

@@ -229,7 +229,7 @@ def _variance_between_prompts(case: Case, part: Bools) -> tuple[float, float, np
     ranks = np.argsort(np.argsort(level, kind="stable")).astype(np.float64)
 
     def split(values: Float64s) -> tuple[float, float, Float64s]:
-        """Return the variance of the prompt means, the variance by chance, and the means."""
+        """Return the variance of the prompts' means, the variance that chance would cause, and the means."""
         means = np.bincount(case.clusters[mine], values, len(counts)) / np.maximum(counts, 1)
         left = values - means[case.clusters[mine]]
         return float(means[many].var(ddof=1)), float(left @ left) / freedom * float((1 / counts[many]).mean()), means
@@ -494,7 +494,7 @@ def select_cells(case: Case, column: str) -> StepCells:
 
 
 def _sum_sample(case: Case, reshaped: bool) -> AllCells:
-    """Apply `sum_levels` to the sample. If `reshaped`, first remove the effect of a temperature or truncation."""
+    """Sum the mismatch of the sampled rows. If `reshaped`, first undo the effect of a temperature or truncation."""
     rollout = case.rollout
     if reshaped:
         rollout, bins = rollout.copy(), quantile_bins(case.t, 32)
@@ -578,7 +578,7 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the log mismatch of steps (`y`) on a value per step (`at`). Steps are assumed to vary by about 10%."""
+    """Fit a line to the log mismatch `y` of each step over its value `at`. Return the slope and its z-score."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:

@@ -75,7 +75,7 @@ class SlimeConfig:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Return the given values by argument name, with numbers in quotes as floats."""
+        """Return the arguments that the configuration sets. Numbers in quotes become floats."""
         values = {name: self.root[key] for name, key in self.keys.items() if key in self.root}
         return {name: float(value) if name in self.quoted_numbers else value for name, value in values.items()}
 
@@ -336,7 +336,7 @@ MAX_NAMED_RANKS = 8
 
 
 def find_ranks(file: File) -> dict[Path, Any]:
-    """Find the files of all ranks of a rollout. Map each path to (rank, number of ranks, sample ids, has_log_probs)."""
+    """Find the files of all ranks of a rollout. Return for each: (rank, number of ranks, sample ids, has_log_probs)."""
     rollout = file.path.stem.partition("_")[0]
     others = sorted(file.path.parent.glob(f"{rollout}_*.pt"))
     return _read_ranks(tuple((file.open(other), other.stat().st_size, other.stat().st_mtime_ns) for other in others))

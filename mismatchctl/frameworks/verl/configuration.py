@@ -636,7 +636,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> tuple[int, int]:
-    """Return (number of known keys, rank). Rank 0: the version refuses them. 1: they set no correction. 2: they do."""
+    """Return (number of keys that verl `version` knows, rank). Rank 0: invalid. 1: no correction. 2: a correction."""
     section = find_value(native, *find_path(native, version))
     known = section.keys() & version.keys.keys() if isinstance(section, Mapping) else set()
     if section is native:  # `loss_type` also exists in other frameworks. A flat `rollout_is` must be a boolean

@@ -81,7 +81,7 @@ Measured = dict[str, Values]
 
 
 def _measure_distance(sample: ConfiguredStep) -> Measured:
-    """Compute distances between train and rollout. Clamp log ratios only for squared ratios."""
+    """Compute the metrics of the mismatch between train and rollout. Only squared ratios use clamped log ratios."""
     x, train, rollout = sample.d, -sample.row_mean(sample.train), -sample.row_mean(sample.rollout)
     return {
         "train_log_ppl": train,
@@ -299,7 +299,7 @@ def replay_step(
     """Compute weights, kept tokens and metrics of one training step, as verl does on one rank.
 
     In bypass mode, verl compares current_log_probs with rollout_log_probs. It corrects each micro-batch separately, and
-    logs means over micro-batches. Before 2026, metrics named `max` or `min` get the maximum or minimum instead.
+    logs means over micro-batches. Before 2026, it logged the maximum of `max` metrics and the minimum of `min` metrics.
     """
     if correction.loss == "ppo":
         replay = _replay_batch(step, correction, version, "train_log_probs", applied)

@@ -399,7 +399,7 @@ def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list
 def reduce_families(
     batch: TokenBatch, run: str, plan: MeasurePlan, families: Sequence[CorrectionFamily]
 ) -> FamilyCells:
-    """Compute the sums of each family for each group in a batch. Sequences without tokens are only counted."""
+    """Compute the sums of each family for each group in a batch. Sequences without tokens only add to a count."""
     batch, names, bounds = gather_cells(batch, run, plan.by)
     cells, scopes = np.repeat(np.arange(len(names)), np.diff(bounds)), scope_hashes(batch, plan)
     of_all, some = BatchRows(cells, np.zeros_like(scopes), scopes), batch.segments.nonempty

@@ -113,7 +113,7 @@ class BlockColumns:
         return sums
 
     def totals(self, known: Arrays, within: BlockParts) -> Arrays:
-        """Sum each column per micro-batch. `known` has sums by cluster. `within` maps clusters to micro-batches."""
+        """Sum each column per micro-batch. If `known` has sums per cluster, add these up (grouped by `within`)."""
         rest = [name for name in (*self.passing, *self.fixed) if name not in known]
         return {name: within.sum(sums) for name, sums in known.items()} | self.sum_by(rest, self.parts) | self.summed
 
@@ -173,7 +173,7 @@ class BinIntervals:
 
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
-        """Group intervals that share a bin edge, the pivot: starts <= pivot <= stops. Return (pivot, intervals)."""
+        """Group intervals so that all intervals of a group share a bin edge, the pivot. Return [(pivot, intervals)]."""
         left = np.flatnonzero(self.starts < self.stops)
         found = []
         while len(left):
@@ -405,7 +405,7 @@ CLUSTER_COLUMNS = (
 
 
 class GridLayout:
-    """Stores arrays that have the axes of a grid as columns of one table: flattened, one after the other."""
+    """Stores several arrays in the columns of one table: each array is flattened and gets adjacent columns."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
@@ -438,7 +438,7 @@ class CorrectionFamily:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Return the number of variants per axis: first the weight rule, then each gate in `order`."""
+        """Return the shape of the grid: the number of variants of the weight rule, then of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
@@ -476,7 +476,7 @@ class CorrectionFamily:
 
     @property
     def width(self) -> int:
-        """Return the largest number of values that a column can have per sequence."""
+        """Return the maximum number of values that a column has per sequence, which determines the memory."""
         return max(math.prod(self.grid), self.cells if self.is_binned else 1)
 
     @cached_property
@@ -489,7 +489,7 @@ class CorrectionFamily:
 
     @cached_property
     def veto(self) -> int | None:
-        """Return the index of the first veto in `order`, if there is a veto."""
+        """Return the position in `order` of the first veto, or `None` without a veto."""
         first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
         return None if first is None else self.order.index(first)
 

@@ -227,7 +227,7 @@ def _clamp(value: Any, most: int) -> int:
 
 @compile_loop
 def _tally_ratios(x: Any, k3: Any, tokens: Any, sums: Any, places: Any) -> None:
-    """Add token counts by |log ratio| to `tokens`, and token counts and K3 by log ratio to `sums`."""
+    """Update two histograms: `tokens` counts tokens by |log ratio|, `sums` adds counts and K3 by log ratio."""
     magnitude, signed = places
     for j in range(len(x)):  # the compiler can vectorize this loop, but not the next
         bits = float_to_bits(float32(x[j]))
@@ -341,9 +341,9 @@ def reduce_sequences(
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any,
 ) -> None:  # fmt: skip
-    """Add the tokens of all sequences to all sums and tables. `order` contains sequence indices, sorted by `rows`.
+    """Compute all sums and histograms of a batch. `order` contains the sequences, sorted by their entry in `rows`.
 
-    `terms` and `bins_of` are buffers for up to TILE tokens. `terms[0, 0]` is the log ratio of the token before them.
+    `terms` and `bins_of` are buffers for TILE tokens. `terms[0, 0]` is the log ratio of the token before a tile.
     """
     x, exp_minus_one, k3, policy_prob, reference_prob = terms[0], terms[1], terms[2], terms[3], terms[4]
     where, layer, cell = bins_of[0], bins_of[1], bins_of[2]
@@ -383,7 +383,7 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Write the indices of log ratios <= `low` or >= `high` to `found`, until it is full. Return their number."""
+    """Find tokens with a log ratio <= `low` or >= `high`. Fill `found` with their indices. Return their number."""
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
         for start in range(offsets[i], offsets[i + 1], TILE):

@@ -90,7 +90,7 @@ def counts_empty(rule: Weight | None) -> bool:
 
 
 def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
-    """Return the divisors of the weights, [micro-batches, corrections]. They are 1 without normalization."""
+    """Return the divisor of the weights for each micro-batch and correction, which is 1 without normalization."""
     scopes = np.unique(table.scopes)
     factors = np.ones((len(scopes), len(plan.corrections)))
     for index, correction in enumerate(plan.corrections):
@@ -167,7 +167,7 @@ def closed_axis(plan: MeasurePlan) -> TableAxis:
 
 Estimates = dict[str, Estimate]
 IMAGINARY_STEP = 1e-100
-"""Step h of the derivative f'(x) = Im(f(x + ih)) / h. It is so small that the derivative is exact."""
+"""Step size of the complex-step method for derivatives, which has no cancellation error."""
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
@@ -319,7 +319,7 @@ class Evaluator:
 
 
 def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict[str, list[NDArray[Any]]]:
-    """Map metric keys to three arrays over steps: values of the quantile, their intervals, and their coverage."""
+    """Evaluate quantile metrics. Per metric key, return arrays over steps: values, intervals, coverage of intervals."""
     quantiles = {metric.key: metric.quantile for metric in section[0] if metric.quantile is not None}
     sure, found = any(key not in section[1] for key in quantiles), []
     for own in tails:
@@ -441,7 +441,7 @@ class GroupMerger(ABC, Generic[CellT]):
             check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Mark steps that get no more data as complete. If these steps take much memory, compute their final sums."""
+        """Mark steps that get no more data as complete. If they take much memory, keep only their final sums."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)

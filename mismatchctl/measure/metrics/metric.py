@@ -163,7 +163,7 @@ np.sqrt, np.exp and np.where, but never `if`."""
 
 
 class Totals(Protocol):
-    """Sums of columns by name. If a pair or correction does not have a column, the mismatch's column is read."""
+    """Reads sums by column name. If a correction or pair lacks a column, read the column of the mismatch."""
 
     def __getitem__(self, name: str) -> Number: ...
 
@@ -295,7 +295,7 @@ def read_metrics(
     extremes: Mapping[str, Extreme] | None = None,
     tails: Mapping[str, Tail] | None = None,
 ) -> tuple[Metric, ...]:
-    """Read a table of metrics.yaml. For metrics that are not `A / B`, the arguments map keys to functions."""
+    """Read a table of metrics.yaml. The arguments are functions for metrics without a simple formula, by key."""
     rows = dict(_read_tables()[table])
     defaults, metrics = {"undefined": NO_TOKEN} | rows.pop("defaults", {}), []
     for key, row in rows.items():
@@ -318,7 +318,7 @@ _ROUNDING = 1e-9  # relative rounding error of a share times the number of token
 
 
 class Quantile(NamedTuple):
-    """A quantile, its interval, and the actual coverage of the interval (NaN unless the tail is heavy)."""
+    """A quantile. `covers` is how often `interval` contains the true value (NaN if the tail is not heavy)."""
 
     value: float
     interval: tuple[float, float]
@@ -366,7 +366,7 @@ def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
 
 
 def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[Float64s, Float64s]:
-    """Return intervals for the share of tokens above each quantile, and their coverage."""
+    """Return an interval for the share of tokens above each quantile, and the actual coverage of each interval."""
     sizes = counts.sum(axis=1)
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
     above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])

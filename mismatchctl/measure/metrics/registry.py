@@ -104,7 +104,7 @@ def _tail_formulas(level: str, name: str) -> dict[str, Tail]:
 
 
 BASE_METRICS = read_metrics("counts", {"prompts": lambda t: np.where(t["clusters"] > 0, t["clusters"], np.nan)})
-"""Counts, such as `prompts`, which are the same for all pairs of policies."""
+"""Counts, such as `prompts`. They do not depend on log-probs."""
 *PAIR_METRICS, RATIO_Z = read_metrics(
     "pair",
     {

@@ -19,7 +19,7 @@ _MAX_CELLS = 110  # maximum number of drawn bins, because finer bins would conta
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
 _FAR = 1.0
 _MIN_SHARE, _PEAK, _DISAGREEMENT = 0.0005, 3.0, 0.1
-"""A title names the bin with the largest K3, among bins with `_MIN_SHARE` of all tokens and `_PEAK` x the mean K3."""
+"""A title only names a bin if it has the largest K3, at least 0.05% of all tokens, and 3 times the mean K3."""
 
 
 def layers_figure(report: LayerReport, name: str) -> Figure | None:
@@ -178,7 +178,7 @@ def format_bin(breakdown: Breakdown, index: int) -> str:
 
 
 def bin_positions(breakdown: Breakdown) -> list[float]:
-    """Return the x of the center of each bin. A surprisal s is at -log10(s), so that likely tokens are on the right."""
+    """Return the x of each bin's center. The axis of surprisals is mirrored, so that likely tokens are on the right."""
     low, high = np.array(breakdown.low), to_floats(breakdown.high)
     high = np.where(np.isnan(high), 2 * np.maximum(low, 1), high)
     if breakdown.quantity == "length":  # lengths are whole numbers

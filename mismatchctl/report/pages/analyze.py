@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BRIEF_RUN_COUNT = 9  # with this number of runs or more, the page shows only the main figures of each run
 MAX_DETAILED_RUNS = 3  # with more runs, there are fewer tables, and no sections per run in the terminal
 MAX_COLORED_RUNS = MAX_RUN_CARDS = 8
-"""Maximum number of runs in one chart of corrections, and of run cards that the page shows before a click."""
+"""Maximum number of runs in a chart of corrections, and of run cards. A click shows the other cards."""
 MAX_CORRECTIONS, LOG_LENGTH = 5, 200
 MAIN_METRICS = (
     "abs_diff_mean", "abs_diff_max", "ratio_mean", "ratio_mean_z", "ess_token", "ess_sequence", "drift_k3",

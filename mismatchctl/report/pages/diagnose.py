@@ -120,7 +120,7 @@ def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.
 
 
 def _describe_fact(fact: Fact) -> str:
-    """Describe a fact. After a colon, its meaning contains the expected value: `E[ratio]: 1 if tokens were sampled`."""
+    """Format a fact and its meaning. Show the expected value (the part of the meaning after a colon) in parentheses."""
     meaning, _, expected = fact.meaning.partition(": ")
     return f"{fact.name} {format_fact(fact)}: {meaning}{f' ({expected})' if expected else ''}"
 
