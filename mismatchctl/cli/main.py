@@ -171,7 +171,7 @@ _USAGE_REPLACEMENTS = (
     (r": Input should be less than or equal to", r": expected at most"),
     (r": Input should", ": it should"),
 )
-"""(pattern in a message of the command-line parser, its replacement)."""
+"""Pairs: a pattern in a message of the command-line parser, and the text that replaces it."""
 
 
 def _report_os_error(error: OSError) -> int:

@@ -337,7 +337,7 @@ _SIDE_SPELLINGS = {
 _RANK_PATTERN = re.compile(r"rank_?(\d+)")
 
 CsvCells = Mapping[str, Any]
-"""A row of an msprobe table: column name as returned by `_column_key` -> cell."""
+"""A row of an msprobe table: column name (from `_column_key`) -> cell."""
 
 
 def _column_key(column: Any) -> str:
@@ -453,7 +453,7 @@ def _parse_cell(cell: Any) -> float | None:
 
 
 JUMP_FACTOR = 30.0
-"""A layer diverges if its value is this many times that of earlier layers. In bfloat16, noise grew 4 times at most."""
+"""A layer diverges if its value is this many times larger than in earlier layers. bfloat16 noise grew at most 4x."""
 _GRADIENT_PATTERN = re.compile(
     r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE
 )

@@ -170,7 +170,7 @@ def column_aliases() -> Mapping[str, str]:
 
 
 _NAMED = 4
-"""Score of a strong sign, such as a file inside of the framework's own package."""
+"""Score of a strong sign of a framework, such as a file inside of the framework's own package."""
 _CLEAR = 2
 """Minimum lead in score of the first guess over the second. With less, the framework is unclear."""
 
