@@ -155,7 +155,7 @@ class Arguments:
 
     @property
     def rs_bounds(self) -> tuple[float, float]:
-        """Return the bounds outside which tokens are rejected. A missing bound equals the weights' bound."""
+        """Return the bounds of the rejection rule (`rs_level`). A missing bound equals the weights' bound."""
         low, high = self.tis_bounds
         return (
             low if self.rs_lower_bound is None else self.rs_lower_bound,
