@@ -331,7 +331,7 @@ def check_choice(name: str, value: object, known: Sequence[str]) -> None:
 
 @contextmanager
 def config_file(config: StrPath | Mapping[str, object]) -> Iterator[Path | str]:
-    """Yield the path of `config`. A mapping is written to a temporary file, which errors call "the mapping"."""
+    """Yield the path of `config`. A mapping is written to a temporary file, which error messages call "the mapping"."""
     if not isinstance(config, Mapping):
         yield os.fspath(config)
         return

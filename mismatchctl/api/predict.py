@@ -245,9 +245,9 @@ def predict_fresh_batch(
 ) -> FreshBatch:
     """Predict which share of tokens a correction will reject in a new batch. The batch is as large as an average step.
 
-    The prediction continues the trend of `shares`, the rejected share of each step. With fewer than MIN_TREND_STEPS
-    steps, or if all shares are 0 or all are 1, batches of the dump's prompts are simulated instead. Each row of `table`
-    contains the rejected and the valid tokens of one cluster [clusters, 2]. The whole run has `sequences` sequences.
+    `shares` is the rejected share of each step. The prediction continues their trend. With fewer than MIN_TREND_STEPS
+    steps, or if all shares are 0 or all are 1, it simulates batches of the dump's prompts instead. `table` has a row
+    per cluster: its rejected and its valid tokens [clusters, 2]. `sequences` is the number of sequences of the run.
     """
     size = max(round(sequences / max(len(labels), 1)), 1)
     known = [share for share in shares if share is not None]
@@ -515,7 +515,7 @@ ClusterMean = tuple[Float64s, Float64s]
 def _shrink_mean(
     sample: SequenceSample, mean: ClusterMean, weights: Float64s, less: ClusterMean | None = None
 ) -> Float64s:
-    """Return `mean` minus `less` per replicate [R, 1], moved towards 0 if it is noisy (James and Stein, 1961)."""
+    """Return `mean` minus `less` per replicate [R, 1], shrunk towards 0 if it is noisy (James and Stein, 1961)."""
     value, influence = _replicate_means(mean, weights)
     if less is not None:
         other, other_influence = _replicate_means(less, weights)
@@ -684,7 +684,7 @@ def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: i
 def ess_at_length(
     sample: SequenceSample, weight: Weight, gates: Sequence[Gate], length: int, weights: Float64s
 ) -> Float64s:
-    """For each replicate, predict the ESS (0 to 1) of sequence weights if all sequences have `length` tokens [R]."""
+    """Predict the ESS (0 to 1) of sequence weights if all sequences had `length` tokens, per replicate [R]."""
     log_ratio = log_ratio_sums(sample, length, weights) / (length if weight.level == "geometric" else 1)
     ratio = np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     lower, upper = weight.bounds
@@ -716,7 +716,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Predict rejections of long responses from their first half or quarter, and compare with observed rejections."""
+    """Test the prediction: predict rejections of long responses from their first half or quarter, and compare."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)

@@ -86,7 +86,7 @@ class TrimThresholds:
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
     def add_to(self, batch: TokenBatch, run: str) -> TokenBatch:
-        """Return a copy of the batch with each row's thresholds. Rows without a run name belong to `run`."""
+        """Return a copy of the batch with the thresholds of each row's step. Rows without run name belong to `run`."""
         if not self.thresholds:
             return batch
         trims = {gate: np.full(len(batch), np.inf) for gate in self.thresholds}
@@ -191,7 +191,7 @@ class UnitBatches:
 
 
 BatchTask = Callable[[UnitBatches, str], Any]
-"""A function of (batches of one block of rows, run name for rows without one), which returns a partial result."""
+"""A function (batches of a block of rows, run name) -> partial result. Rows without a run name get this name."""
 
 
 @dataclass(frozen=True)

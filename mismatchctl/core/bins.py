@@ -104,11 +104,11 @@ def _probability_bin_by_surprisal() -> NDArray[np.int64]:
 
 
 PROBABILITY_BIN_BY_SURPRISAL = _probability_bin_by_surprisal()
-"""Bin of the rollout probability for each bin of its surprisal."""
+"""Table that converts the bin of a token's surprisal to the bin of its rollout probability."""
 LAYER_TOKENS = tuple(f"tokens@{place}" for place in range(PROBABILITY_BINS))
-"""Column names of token counts by bin of the rollout probability."""
+"""Names of columns with token counts by bin of the rollout probability, such as `tokens@5`."""
 LAYER_K3 = tuple(f"k3@{place}<{exponent}" for place in range(PROBABILITY_BINS) for exponent in CAP_EXPONENTS)
-"""Column names of sums of K3 by bin of the rollout probability and exponent of the cap."""
+"""Names of columns with sums of capped K3. `k3@5<-2`: bin 5 of the rollout probability, cap with exponent -2."""
 LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 

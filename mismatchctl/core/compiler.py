@@ -137,10 +137,10 @@ def _find_levels_end(body: Any, at: int) -> int:
 
 @compile_loop
 def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
-    """Find the lists in a Parquet page with `count` levels. Write the index of each list's first value to `offsets`.
+    """Find the lists in a Parquet page, and write the index of each list's first value to `offsets`.
 
-    Return the position of the values in the page, or -1 if the levels are invalid or an output array is too small.
-    Update `state`: count of lists so far, count of values so far, and 1 if the next page may continue the last list.
+    The page has `count` levels: one per value or empty list. Return where the values start, or -1 if the page is bad.
+    `state` is updated: numbers of lists and of values so far, and 1 if the next page may continue the last list.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)
@@ -168,7 +168,7 @@ def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: An
 
 @compile_loop
 def join_split_bytes(body: Any, start: int, count: int, out: Any) -> None:
-    """Decode four-byte values of the encoding BYTE_STREAM_SPLIT: all first bytes, then all second bytes, and so on."""
+    """Decode BYTE_STREAM_SPLIT: the first bytes of all four-byte values, then all second bytes, and so on."""
     a, b = body[start : start + count], body[start + count : start + 2 * count]
     c, d = body[start + 2 * count : start + 3 * count], body[start + 3 * count : start + 4 * count]
     for i in range(count):

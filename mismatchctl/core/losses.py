@@ -34,7 +34,7 @@ class LossTerm:
     clipped_lower: NDArray[np.bool_] | None = None
 
     def gradient(self, factors: Array) -> Array:
-        """Return the gradient of sum(factors * losses) by the log-probs [T]. The factors are constant."""
+        """Return the gradient of sum(factors * losses) with respect to log-probs [T]. `factors` are constants."""
         own: Array = np.where(factors == 0, 0.0, factors * self.slope)
         if self.mean_over is None:
             return own
@@ -146,7 +146,7 @@ def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
 
 
 KL_KINDS = ("k1", "k2", "k3", "low_var")
-"""Estimators of the KL to the reference policy. low_var is K3, clipped to +-LOW_VAR_BOUND."""
+"""Estimators of the KL to the reference policy. low_var is K3, limited to the range from -10 to 10."""
 LOW_VAR_BOUND = 10.0
 
 

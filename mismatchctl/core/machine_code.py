@@ -181,7 +181,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _machine_words(values: tuple[Any, ...]) -> list[float]:
-    """Convert arguments to the numbers that machine code takes. Arrays get no owner, so numba counts no references."""
+    """Convert arguments to numbers for machine code. An array becomes its size, address, shape and strides."""
     words: list[float] = []
     for value in values:
         if isinstance(value, np.ndarray):
@@ -193,7 +193,7 @@ def _machine_words(values: tuple[Any, ...]) -> list[float]:
 
 
 def _load_function(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
-    """Load machine code as a Python function. Its arguments must have the types of `given`."""
+    """Load machine code as a Python function, whose arguments must have the same types as `given`."""
     from llvmlite import binding
 
     binding.initialize_native_target()

@@ -254,4 +254,4 @@ STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "k3": lambda r: r.k3_sum,
     "abs_log_ratio": lambda r: r.absolute_sum,
 }
-"""Statistic -> function for its sum per sequence [S]. It reuses sums that `Ratios` has computed, which saves time."""
+"""Statistic -> function for its sum per sequence [S], which uses sums that `Ratios` has already computed."""

@@ -176,7 +176,7 @@ def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batc
 
 
 def _count_impossible_tokens(over: str, segments: Segments, batch: TokenBatch) -> Ints | None:
-    """Count the tokens with train probability 0 per segment or, with `over: prefix`, before each token."""
+    """Count the tokens with train probability 0 in each segment. With `over: prefix`, count those before each token."""
     near = batch.impossible_near
     if over == "sequence":
         return batch.impossible
@@ -191,7 +191,7 @@ def _running_counts(view: Selection) -> Float64s:
 
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:
-    """Return the lower and upper bound of a gate. For the statistic `ratio`, return their logarithms."""
+    """Return the lower and upper bound of a gate. For the statistic `ratio`, they are bounds of the log ratio."""
     low, high = gate.bounds
     if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN bounds and reject all tokens
         return math.inf, -math.inf

@@ -18,7 +18,7 @@ LOSSES: dict[str, dict[str, float]] = read_data(Path(__file__).with_name("losses
 OWN_RATIO_LOSSES = frozenset(
     ("ppo_bypass", "cispo_bypass", "vespo", "topr", "importance_sampling", "dppo", "ipo", "quadratic")
 )
-"""Losses that contain the ratio current/rollout. It is already the importance weight."""
+"""Losses that already contain the ratio current/rollout, so they are not multiplied by weights with this ratio."""
 
 
 def parse_loss(text: str) -> tuple[str, dict[str, float]]:
@@ -52,7 +52,7 @@ Interval = tuple[float | None, float | None]
 
 ARITHMETIC_LEVELS = ("token", "sum", "mean", "min", "max")
 STATISTIC_LEVELS = {"ratio": ("token", "sequence", "geometric", "mean", "min", "max"), "age": ("sequence",)}
-"""Levels of the statistics `ratio` and `age`. The other statistics support ARITHMETIC_LEVELS."""
+"""Levels that the statistics `ratio` and `age` support. Other statistics support ARITHMETIC_LEVELS."""
 
 
 class _CorrectionModel(BaseModel):

@@ -196,7 +196,7 @@ _IMPOSSIBLE_NEAR = "\0impossible"
 
 
 def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: Bools) -> Ints:
-    """Compute `TokenBatch.impossible_near`. Impossible tokens are in the mask `before`, but not in `left`."""
+    """Compute `TokenBatch.impossible_near`. The mask `before` includes impossible tokens, but `left` does not."""
     index = np.arange(len(left)) if before is None else np.flatnonzero(before)
     place = to_numpy(block.tokens[POSITION_COLUMN])[index] if POSITION_COLUMN in block.tokens else index
     sequence = np.searchsorted(block.offsets, index, side="right") - 1

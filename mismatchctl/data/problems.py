@@ -95,7 +95,7 @@ _ENDS = {
 
 
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
-    """Return which elements only the longer list of a pair has: "first", "last", "every second", or "" if unclear."""
+    """Find the extra elements in the longer list of each pair: "first", "last", "every second", or "" if unclear."""
     votes: Counter[str] = Counter()
     pairs = list(pairs)
     for pair in pairs:
@@ -171,7 +171,7 @@ class LengthMismatch:
         return f"in row {one.row:,}, {name} has {one.lengths[name]:,} elements and the other lists have {others:,}"
 
     def pattern(self) -> str:
-        """Describe how the lengths of rollout and train lists are related, if this fits all examples, or return ""."""
+        """Describe what all lengths have in common ("train_log_probs is always 1 element longer"), or return ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""

@@ -1,4 +1,4 @@
-"""Input of the tests for causes: a sample of a run's tokens, with flags for the tokens that are not explained yet."""
+"""Input of the tests for causes: a sample of a run's tokens. Tests flag the tokens that their causes explain."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Case:
 
     @cached_property
     def noise(self) -> float:
-        """Estimate the noise in the logits as the robust standard deviation of `scaled`."""
+        """Estimate the standard deviation of the noise in the logits from the median of |`scaled`|."""
         return float(np.median(np.abs(self.scaled))) / 0.6745 if len(self.x) else 0.0
 
     @cached_property
@@ -185,7 +185,7 @@ class Case:
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean of `values` [N] over tokens flagged in `part` [N], per sequence [S] (none: 0)."""
+        """Return the mean of `values` [N] over tokens in `part` [N], per sequence [S] (0 without such tokens)."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -371,7 +371,7 @@ class Case:
 
     @property
     def rare(self) -> Bools:
-        """Return True for tokens so unlikely that a higher temperature always increases their probability [N]."""
+        """Flag the least likely tokens [N], usually all below 3%. A higher temperature raises their probability."""
         found: Bools = self.t < -3.5
         if found.sum() < 30 and len(self.t):
             found = self.t < np.quantile(self.t, 0.02)
@@ -535,7 +535,7 @@ class Calibration(NamedTuple):
 
 
 class Coherence(NamedTuple):
-    """Sign balance of the log ratios of likely and of unlikely tokens, from -1 (all negative) to 1 (all positive)."""
+    """How one-sided log ratios are, for likely and for unlikely tokens: -1 (all negative) to 1 (all positive)."""
 
     likely: float
     likely_z: float

@@ -32,7 +32,7 @@ DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
 
 
 class UnitRows(Protocol):
-    """One part of a dump, for example a file."""
+    """A source of rows: one part of a dump, for example a file."""
 
     def rows(self) -> Iterator[Rows]:
         """Yield all rows, including masked tokens and bad values."""
@@ -112,7 +112,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
     @property
     def next(self) -> dict[str, list[NextStep]]:
-        """Return instructions for a layer comparison, for each run whose fault may be in a layer of the model."""
+        """For each run with a possible fault in a layer of the model, return instructions to compare the layers."""
         steps = {}
         for run, found in self.runs.items():
             surer = {finding.cause for finding in found if finding.confidence != "low"}

@@ -1,4 +1,4 @@
-"""Estimate a temperature or a truncation of one side, from sampled tokens or from recorded lists of likely tokens."""
+"""Estimate the temperature or truncation (such as top-p) that only one side applies, from sampled or listed tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return log-probs of k listed tokens [N, k] in the rollout and on the other side, and sequence indices [N]."""
+    """Return the recorded top-k log-probs [N, k] of the rollout and of the other side, and sequence indices [N]."""
     a, b = case.rows.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.extra_columns)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None

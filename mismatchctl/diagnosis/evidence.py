@@ -29,7 +29,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of flagged tokens, and of sequences with flagged tokens. `places`: (file, row, position) of the first."""
+    """Numbers of flagged tokens and of sequences with such tokens. `places`: (file, row, position) of the first."""
 
     tokens: int = 0
     sequences: int = 0
@@ -104,7 +104,7 @@ class RowSample:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence about one run. Rows whose two lists of log-probs differ in length are only counted in `unfit`."""
+    """Evidence about one run. Rows with more rollout than train log-probs, or fewer, only count in `unfit`."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     cells: LevelSums = field(default_factory=dict)
@@ -177,12 +177,12 @@ def _count_identical(rows: Rows, valid: ValidTokens, terms: LevelTerms) -> dict[
 
 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
-    """Return sums for a later regression of the log mismatch on the length of sequences. Keys: (column, step, value).
+    """Return the sums that a later regression of the log mismatch needs. Keys: (column, step, value).
 
-    A sequence has four terms: 1, its log mismatch, log(number of tokens), and log(mean of 1 - p), where p is the
-    trainer's probability. The log mismatch is log(sum of |log ratio| / sum of 1 - p). It is similar in all sequences
-    if all logits have equal noise. Each value is the sum over sequences of the outer product of these terms, [4, 4].
-    The column "" contains all sequences of a step.
+    The log mismatch of a sequence is log(sum of |log ratio| / sum of 1 - p), where p is the trainer's probability.
+    Equal noise in all logits gives similar values, because it changes likely tokens less. Each value of the result is a
+    [4, 4] matrix: the sums of the products of 1, log mismatch, log(number of tokens), and log(mean of 1 - p). The keys
+    ("", step, None) contain all sequences of a step.
     """
     some = (levels.finite > 0) & (levels.size > 0)  # if all log-probs are equal, log(0) would be -inf
     counts = levels.finite[some]

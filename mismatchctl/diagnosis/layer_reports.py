@@ -90,8 +90,8 @@ class _Model(BaseModel):
 class Tensor(_Model):
     """A tensor that a tool compared on the two sides.
 
-    `layer` counts from 0 and is null for a tensor outside the layers. `value` is the difference between the two sides,
-    in the unit of the report. `why` is the tool's reason to reject the tensor, or empty if the tool accepts the tensor.
+    `layer` counts from 0 and is null for a tensor outside the layers. `value` is the difference, measured in the tool's
+    own way. `why` is the tool's reason to reject the tensor, or empty if the tool accepts the tensor.
     """
 
     name: str
@@ -245,7 +245,7 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
 
 
 def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return the value of a tensor, and the reason why it failed the comparison (or "")."""
+    """Return how much a tensor differs between the two sides, and why the comparison failed ("" if it passed)."""
     diff = record.get("diff")
     if record.get("shape_mismatch") or not isinstance(diff, Mapping):
         sides = [side for side in (record.get("baseline"), record.get("target")) if isinstance(side, Mapping)]
@@ -534,7 +534,7 @@ def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
 
 
 def _find_divergence(rows: Sequence[Tensor]) -> int | None:
-    """Return the index of the first row whose value is far above all earlier layers of its step."""
+    """Return the index of the first row that exceeds all earlier layers of its step by a factor of JUMP_FACTOR."""
     before: float | None = None  # largest value of the earlier layers of this step
     here = 0.0
     place: tuple[int | None, int] | None = None

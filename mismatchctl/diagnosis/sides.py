@@ -114,7 +114,7 @@ class _ErrorSums:
 
 
 def _mean_squares(sums: Float64s) -> Float64s:
-    """Return the mean squares of rollout error, trainer error and log ratio, in this order."""
+    """Return the mean squared error of the rollout, that of the trainer, and the mean squared log ratio."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 

@@ -123,7 +123,7 @@ UnreadKey = tuple[tuple[str, ...], str]
 def split_unknown(
     keys: Mapping[str, Any], *, interpolations: bool
 ) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], str]]]:
-    """Return the known values, and the path and text of each unknown value, such as `${name}`."""
+    """Return the known values, and a list with (path, text) of each unknown value, such as `${name}`."""
     unknown: list[tuple[tuple[str, ...], str]] = []
 
     def keep(value: Any, place: tuple[str, ...]) -> Any:
@@ -288,7 +288,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class LoggedMetric:
-    """One number that a framework logs: a quantity of tokens or sequences, reduced by a mean, a maximum or similar."""
+    """One number that a framework logs: a quantity and a reduction, such as the maximum of all token ratios."""
 
     name: str  # the name as logged. In names.yaml, names lack prefixes that depend on the version or rule
     when: str  # the configurations that log it. Empty: all.
@@ -390,7 +390,7 @@ class Framework(ABC):
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        """Return False if the configuration does not contain the option that enables corrections."""
+        """Return True if the configuration enables corrections. Most frameworks have no option for this."""
         return True
 
     def is_default_file(self, name: str) -> bool:
@@ -415,7 +415,7 @@ class Framework(ABC):
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return findings. `unknown`: keys with a value that is not in the file, and "" for a missing included file."""
+        """Return findings. `unknown`: keys whose value is not in the file, and "" if an included file is missing."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
@@ -426,7 +426,7 @@ class Framework(ABC):
         """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Map each logged name that `replay` cannot compute to the missing data, or to "" if users need no warning."""
+        """Return {logged name: data that `replay` lacks to compute it}. If the data is "", users get no warning."""
         return {}
 
     @abstractmethod

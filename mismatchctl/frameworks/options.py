@@ -120,7 +120,7 @@ def fill_form(form: Any, low: Any, high: Any) -> Any:
 
 
 _MAX_STACKS = 64
-"""Maximum number of combinations of `forms` to try when a Correction is converted to options."""
+"""When a Correction is converted to options, at most this number of combinations of `forms` is tried."""
 
 Rules = tuple[Weight | None, tuple[Gate, ...]]
 
@@ -347,7 +347,7 @@ class PlainFramework(Framework):
             return None
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings. If some values are `unknown`, only report options that cannot be read."""
+        """Return the findings. If keys are `unknown`, only check that the options can be read."""
         found: list[LintMessage] = []
         try:
             with self._raise_config_errors():

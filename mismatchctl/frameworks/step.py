@@ -58,7 +58,7 @@ class Step:
         return Segments.from_lengths(self.rows.sum(self.mask))
 
     def micro_batches(self, size: int | None) -> list[NDArray[np.int64]]:
-        """Return the rows of each micro-batch, in the order of their first row."""
+        """Return the row indices of each micro-batch. Micro-batches are in the order of their first rows."""
         if self.has("micro_batch"):
             groups: dict[Any, list[int]] = {}
             for row, name in enumerate(self.table["micro_batch"].to_pylist()):
@@ -155,7 +155,7 @@ class ConfiguredStep:
 
     @cached_property
     def u(self) -> Array:
-        """Return the log ratio current/train: the update."""
+        """Return the log ratio current/train, which shows how much this step's updates have changed the policy."""
         return self.current - self.train
 
     @cached_property

@@ -259,7 +259,7 @@ _SIGNATURES = (
 )
 """Patterns for the start of the JSON, HTML, SVG, Markdown, JUnit, PNG and sweep CSV files that mismatchctl writes."""
 _BASELINE_BYTES = 1 << 20
-"""Number of bytes to search for the mark of an accepted baseline. The mark comes after the corrections."""
+"""The mark of an accepted baseline is searched in this number of bytes, because long corrections may precede it."""
 _ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{\s*"(?:by_hand|rules|verdict)":')
 """Mark of an accepted baseline. Only `--save-baseline` may overwrite such a file."""
 

@@ -299,7 +299,7 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping that contains the last key. Like Hydra, create it if it is missing or not a mapping."""
+    """Return the mapping at the path `keys[:-1]`. Like Hydra, create mappings that are missing on this path."""
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:

@@ -212,7 +212,7 @@ class BatchTable(BatchRows):
     """The cluster tables of all groups in a batch. Pass the blocks of the batch to `add`, in their order."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Create tables with this number of sums and maxima. `cells` is the group index of each sequence, ascending."""
+        """`sums` and `maxima` are numbers of columns. `cells` is the group index of each sequence, ascending."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -266,7 +266,7 @@ LabelValue = str | int | float | bool | None
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """Number the distinct combinations of label and keys in sorted order. Return the number of each row."""
+    """Number the rows in sorted order, so that rows with equal label and keys have equal numbers."""
     for values in keys:
         if values is not None and not _is_constant(values):
             if values.dtype == object:  # "\0" stands for None, because no name is "\0"
@@ -330,7 +330,7 @@ def step_hashes(batch: TokenBatch) -> Hashes:
 TAIL_VALUES = 4097
 """Number of largest log ratios to store for k-hat: up to 4,096 in the tail, and one where the tail begins."""
 WORST_COUNT = 50
-"""Number of tokens, and of sequences, with the largest mismatch that are stored with their place in the dump."""
+"""A place in the dump is stored for this number of tokens and of sequences: the ones with the largest mismatch."""
 
 
 def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
@@ -445,7 +445,7 @@ class Histogram:
 
 
 def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
-    """Merge several tuples (positions, column, ...). Values of a column at equal positions are added."""
+    """Join tuples of arrays (positions, column, ...). At equal positions, add the values of each column."""
     places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
     order = np.argsort(places, kind="stable")
     places = places[order]
@@ -491,7 +491,7 @@ class PairSums:
 
 
 class PairCollector:
-    """Computes the PairSums of several groups, block by block."""
+    """Collects the PairSums of each group (a histogram and the largest log ratios) while blocks are read."""
 
     def __init__(self, kernel: Kernel, tables: PairTables) -> None:
         self._kernel, self._tables = kernel, tables
@@ -623,7 +623,7 @@ def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, thresh
 
 
 def _lowest_worst_score(scores: Float64s) -> float:
-    """Return the lowest of the WORST_COUNT largest scores, or 0 if there are at most WORST_COUNT scores."""
+    """Return the WORST_COUNT-th largest score. If there are not more scores than WORST_COUNT, return 0."""
     return float(largest_values(scores, WORST_COUNT).min()) if len(scores) > WORST_COUNT else 0.0
 
 

@@ -388,7 +388,7 @@ class Recorder:
             raise failure
 
     def _lose(self, error: Exception, writes: int) -> None:
-        """Add `writes` to `lost`. If `on_error` is "raise", raise `error`, else log it if it is the first."""
+        """Count `writes` lost calls of `write`. Then raise `error` if `on_error` is "raise", or log the first error."""
         with self._lock:
             self.lost += writes
             first, self._warned = not self._warned, True
@@ -418,7 +418,7 @@ class Recorder:
             return self._flush() if sum(waiting.nbytes for waiting in self._waiting) >= self.file_bytes else done
 
     def _flush(self, then: Sequence[pa.Table] = ()) -> Path | None:
-        """Write the tables in memory to a file. After that, the tables in `then` are in memory instead."""
+        """Write the tables in memory to a file. Then keep the tables in `then` in memory, for the next file."""
         tables, self._waiting = self._waiting, list(then)
         if not tables:
             return None

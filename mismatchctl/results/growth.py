@@ -49,7 +49,7 @@ class OnsetFit:
 
 
 def extra_variance(height: Float64s, error: Float64s) -> float:
-    """Return the variance between neighboring steps that `error` does not explain. A single jump does not raise it."""
+    """Return the variance from step to step that `error` does not explain. A single jump does not change this value."""
     steps = np.diff(height)
     if len(height) < SHORT_SERIES:
         return 0.0
@@ -79,7 +79,7 @@ def running_median(height: Float64s) -> Float64s:
 
 
 def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Fit a jump or a ramp by weighted least squares. Return the fit, and flags of the steps that it ignores."""
+    """Fit a jump or a ramp by weighted least squares. Return the fit, and the outliers: steps that it ignores."""
     fit = _fit_good_steps(where, height, error, ~bad)
     again = _flag_outliers(height - fit.at(where), 0.0)
     if not np.array_equal(again, bad):
@@ -133,7 +133,7 @@ def _scale(squares: float, count: int) -> float:
 
 
 def _list_candidates(count: int) -> NDArray[np.int64]:
-    """List start and end of all jumps and ramps to try. In a long series, ramps start only at every n-th step."""
+    """List start and end of all jumps and ramps to try. To save time, ramps in a long series skip some starts."""
     powers = np.arange(0, math.log(count) / math.log(_DURATION_RATIO) + 1)
     durations = np.unique(np.rint(_DURATION_RATIO**powers).astype(np.int64))
     every = np.arange(count - 1)
@@ -191,7 +191,7 @@ def _fit_squares(
 def _fit_levels(
     where: Float64s, height: Float64s, weight: Float64s, start: int, end: int, power: float
 ) -> tuple[float, float, float]:
-    """Return the level before the change, the size of the change, and 1 / (variance of the size)."""
+    """Return the level before the change, the size of the change, and the inverse of the size's variance."""
     total = float(weight.sum())
     change = float(np.sign(height[end:].mean() - height[: start + 1].mean())) or 1.0
     middle = float((height * weight).sum()) / total
@@ -368,9 +368,9 @@ def check_outliers(
     """Test whether a few tokens cause the change of K3. If so, add their number to the text, or report no change.
 
     `p99` is the 99th percentile of |log ratio| at each step. `outliers` is the number of tokens at each step whose two
-    probabilities differ by more than a factor of 2. If `p99` changes much less than K3, a few tokens cause the change.
-    Such a change must also pass a rank test of the steps before and after it, because the number of such tokens
-    varies by chance, which standard errors of K3 do not include.
+    probabilities differ by more than a factor of 2. If K3 changes much more than `p99`, a few tokens cause its change.
+    As standard errors of K3 do not show that the number of such tokens varies by chance, the change is only reported if
+    a rank test of the steps before and after it is significant too.
     """
     rows = [
         (i, value, high, count)
@@ -482,7 +482,7 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return which part of each ramp is completed at each position. A ramp to the last block continues above 1."""
+        """Return how far each ramp has risen at each position (0 to 1). A ramp to the last block rises above 1."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1

@@ -365,12 +365,13 @@ class SidesGroup(FiniteModel):
 
 
 class Sides(FiniteModel):
-    """Errors of rollout and trainer compared with a reference in high precision, as root mean squares in nats.
+    """Errors of rollout and trainer: differences between their log-probs and `reference_log_probs` (high precision).
 
-    `correlation` is the correlation of the errors of the two sides. An error that the two sides share cancels in the
-    log ratio. `rollout_share` is the rollout's share of the squared log ratio. `rollout_share_k3` is its share of K3.
-    `reference_over_rollout` is the mean of reference probability / rollout probability, which is 1 if the tokens were
-    sampled with the rollout's log-probs. `groups` contains the errors by step, worker, position and probability.
+    Root mean squares in nats: `rollout_rms`, `train_rms` and `gap_rms` (difference of the two sides). Equal errors
+    cancel in the log ratio. `correlation` is between the two errors. `rollout_share` and `rollout_share_k3` are the
+    shares of the squared log ratio and of K3 that the rollout causes. `reference_over_rollout` is the mean of reference
+    probability / rollout probability: 1 if tokens were sampled with the rollout's log-probs. `groups`: errors by step,
+    worker, etc.
     """
 
     side: Side

@@ -220,7 +220,7 @@ _RESULT_START = 512
 
 
 def is_result(path: str | Path) -> bool:
-    """Return True if a file looks like a Result. If it is empty, unreadable or remote, its suffix must be `.json`."""
+    """Return True if a file looks like a Result. An empty, unreadable or remote file must have the suffix `.json`."""
     if Path(path).suffix in (".jsonl", ".ndjson"):
         return False
     if is_remote(str(path)):

@@ -171,7 +171,7 @@ def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def make_frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.DataFrame:
-    """Convert rows to a polars table. `columns` are pairs of a type and its columns: `("Float64", "value se")`."""
+    """Convert rows to a polars table. `columns` are pairs (type, names of columns), such as ("Float64", "value se")."""
     import polars as pl
 
     kinds = {name: getattr(pl, kind) for kind, names in columns for name in names.split()}

@@ -76,7 +76,7 @@ class Allowance(BaseModel):
 
 
 ROUNDING_TOLERANCE = 1e-4
-"""Relative rounding error of a saved Result."""
+"""Smaller relative changes can come from rounding in a saved Result."""
 
 
 class K3Part(FiniteModel):
@@ -194,7 +194,7 @@ def _excess_over_limit(
 
 
 def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
-    """Add up the excess over a separate limit in each bin of the rollout probability."""
+    """Compare each bin of the rollout probability with a limit of its own, and add up the excess of all bins."""
     found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
         values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))
@@ -217,7 +217,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count per cluster the tokens with a larger K3 than nearly all tokens of the baseline."""
+    """Count per cluster the tokens with a larger K3 than 99.99% of the baseline's tokens (_MOST_LOST_SHARE)."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -252,11 +252,11 @@ def linear_statistic(
     lower: bool = False,
     factor: float = 1.0,
 ) -> ExcessStatistic:
-    """Return the excess of a metric over its limit as a sum over clusters. The sum is exact for a mean.
+    """Divide the excess of a metric over its limit among the clusters. The parts add up to the excess of a mean.
 
-    For other metrics, it is a linear approximation. Each sample has its own slopes, so that a larger value always gives
-    a larger excess. Only metrics of importance weights use slopes of the two samples together, because a few large
-    weights would distort the slopes of a single sample.
+    For other metrics, the parts are a linear approximation, with slopes at the value of each sample. A larger value
+    then always gives a larger excess. Metrics of importance weights use slopes at the value of the two samples together
+    instead, because a few large weights would distort the slopes of a single sample.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]

@@ -1,4 +1,4 @@
-"""Cluster tables of Results as arrays, metrics that are computed from these tables, and sums of capped K3."""
+"""Arrays of the cluster tables in Results, metrics computed from them, and sums of K3 with an upper limit per token."""
 
 from __future__ import annotations
 
@@ -228,12 +228,12 @@ class K3Layers:
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
 
     def count_above(self, cap: int) -> Float64s:
-        """Count the tokens above a cap in each cluster. A token between this cap and the next counts as a fraction."""
+        """Estimate the number of tokens above a cap per cluster. Tokens between this cap and the next count partly."""
         found: Float64s = np.diff(self.capped[:, :, cap : cap + 2].sum(axis=1), axis=1)[:, 0] / _CAP_STEPS[cap]
         return found
 
     def scale(self, factor: float) -> K3Layers:
-        """Multiply the K3 of each token by `factor`. The sums for the caps are then interpolated."""
+        """Multiply the K3 of each token by `factor`. The sums of capped K3 are then interpolated between the caps."""
         below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
         known = np.concatenate([below, self.capped], axis=2)
         caps, wanted = np.concatenate([[_LOWEST_K3], K3_CAPS]), np.maximum(K3_CAPS / factor, _LOWEST_K3)
@@ -257,7 +257,7 @@ class K3Layers:
 
 
 def merge_bins(tokens: Float64s) -> list[slice]:
-    """Merge neighboring probability bins until each bin has enough tokens for a mean."""
+    """Merge neighboring probability bins until each bin has at least 0.5% of the tokens (_SCARCE_SHARE)."""
     found, start, least = [], 0, _SCARCE_SHARE * tokens.sum()
     for stop in range(1, len(tokens) + 1):
         if tokens[start:stop].sum() >= least and tokens[stop:].sum() >= least:

@@ -93,7 +93,7 @@ def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
 
 
 class PromptSample:
-    """The prompts with the smallest hashes, and their responses. The reading order does not change this sample."""
+    """A sample of prompts with all their responses. Hashes select the prompts, so the reading order has no effect."""
 
     def __init__(self) -> None:
         self.parts: list[TokenBatch] = []
@@ -358,7 +358,7 @@ _PROJECTION_CAUTION = 0.5
 _MIN_PROJECTION = 0.1
 """Minimum of `estimate_projection`. Gradients are divided by this estimate, so they grow 10 times at most."""
 PROBABILITY_BINS = 8
-"""If the dump lacks token ids, the trainer's log-probs are divided into this number of bins, which replace the ids."""
+"""Number of bins of train log-probs. In a dump without token ids, the bin of a token replaces its id."""
 
 
 @dataclass(frozen=True)
@@ -391,10 +391,10 @@ class GradientProducts:
         return GradientProducts(factor**2 * self.own, factor * self.across, apart, self.reference)
 
     def estimate_projection(self) -> float:
-        """Estimate the length of the mean gradient along the mean reference gradient, as a share of its length.
+        """Estimate the length of the mean gradient in the direction of the mean reference gradient (length 1).
 
-        A noisy estimate is moved towards 1, then reduced by half of its standard error. Estimates that are too large
-        would make the correction look better than it is.
+        A noisy estimate is shrunk towards 1, and half of its standard error is subtracted. Too large an estimate would
+        make the correction look better than it is.
         """
         length, length_without = _squared_norm_of_mean(self.reference)
         along, along_without = _squared_norm_of_mean((self.across + self.across.T) / 2)
@@ -417,7 +417,7 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class GradientReference:
-    """Gradients of the correction that counts as unbiased."""
+    """Gradients of the reference correction, which is assumed to be unbiased. Others are compared with it."""
 
     gradients: Float64s  # one gradient per batch [batches, features]
     squares: Float64s  # inner products of every two of these gradients [batches, batches]
@@ -524,10 +524,10 @@ _MIN_GAIN = 1e-3
 
 @dataclass(frozen=True)
 class CandidateRanking:
-    """Candidates from best to worst. `mse` and `moments` also contain corrections that are not ranked.
+    """Candidates from best to worst (`order`). `mse` and `moments` also contain corrections without a rank.
 
-    Candidates are ordered by their error plus a share of its standard error. If no candidate is significantly better
-    than no correction, "none" is first.
+    The order follows the mean squared error plus a penalty if this error is uncertain. If no candidate is significantly
+    better than no correction, "none" is first.
     """
 
     order: tuple[str, ...]

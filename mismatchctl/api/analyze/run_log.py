@@ -527,7 +527,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
 
 
 def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
-    """Return {logged name: key of its metric}. Leave out unknown names and names that `replayed` contains."""
+    """Map logged names to mismatchctl's metrics. Leave out unknown names and names that `replayed` contains."""
     found = {}
     for name in dict.fromkeys(name for row in log.rows.values() for name in row):
         prefix = next((prefix for prefix in _TRACKER_PREFIXES[1:] if name.startswith(prefix)), "")

@@ -367,7 +367,7 @@ class PartMeans:
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return how much each part changes the mean K3: by its share of tokens, and by its own K3. Both are [..., B]."""
+    """Return the change of the mean K3 due to each part's token share, and due to its own K3. Both are [..., B]."""
     before, after = reference.shares, other.shares
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
@@ -461,7 +461,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
-    """Find the parts that cause most of the change of K3, although they had a smaller share of the first run's K3."""
+    """Find the parts whose share of the change of K3 is far above their share of the first run's K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None

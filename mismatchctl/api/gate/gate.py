@@ -131,7 +131,7 @@ def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
 DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
 """Default and maximum of `level`: the accepted probability that any check fails by chance."""
 BASELINE_MARGIN = 1.25
-"""Comparisons with a baseline multiply p-values by this. Without it, up to 6.2% of healthy dumps had p <= 5%."""
+"""Factor for p-values in comparisons with a baseline. Without it, up to 6.2% of healthy dumps had p <= 5%."""
 _NOISE_REASON = "beyond the limit, but within noise"
 _NOT_FINITE_REASON = "the value or its limit is not finite"
 _FEW_TOKENS_REASON = (
@@ -144,7 +144,7 @@ _DIFFERENT_TOKENS_REASON = "the dump lacks the tokens of the baseline. Score the
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 _BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
 _DILUTED_SHARE = 0.2
-"""If more than this share of the dump's clusters is not in the baseline, the common clusters are also judged alone."""
+"""If more than this share of the dump's clusters is new, clusters that the baseline contains are also judged alone."""
 
 
 @dataclass(frozen=True)

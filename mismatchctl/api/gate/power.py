@@ -27,8 +27,8 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 MIN_CLUSTERS = 5
 """Minimum number of clusters for a test. If dump and baseline share only 4 clusters, p < 0.05 is impossible."""
 STATED_POWER, TARGET_POWER = 0.8, 0.9
-"""The gate reports the smallest rise that it detects in 80% of all dumps (STATED_POWER). In a simulation, it must
-detect this rise in 90% (TARGET_POWER), because simulated power is up to 0.1 too high for heavy tails."""
+"""The gate reports the smallest rise that makes 80% of dumps fail (STATED_POWER). Simulations overstate this share by
+up to 0.1 for heavy tails, so the rise must make 90% of simulated dumps fail (TARGET_POWER)."""
 _MAX_FACTOR = 100.0  # rises by a larger factor are not tried
 _POWER_DRAWS = 1024
 _MAX_EXACT_CLUSTERS = 64  # with far more clusters, groups of them are merged to save time
@@ -87,13 +87,13 @@ class _SimulatedGate:
 
     @property
     def is_possible(self) -> bool:
-        """Return True if the metric is above 0, and the dumps have enough clusters for a p-value of at most `level`."""
+        """Return True if the metric is above 0, and there are enough clusters for a significant result at `level`."""
         value = self._metric.of(self._sample)
         finite = self._layers is None or bool(np.isfinite(self._layers.k3).all())
         return self._sizes.least_p <= self._level and math.isfinite(value) and value > 0 and finite
 
     def detects(self, factor: float) -> bool:
-        """Return True if at least 90% (TARGET_POWER) of simulated dumps fail with a rise by `factor`."""
+        """Return True if a metric that rises by `factor` makes at least 90% of simulated dumps fail (TARGET_POWER)."""
         values, weights = self._plant(factor)
         pairs = np.arange(self._shared)
         ways = np.concatenate([pairs, pairs + self._second]), np.concatenate([pairs + self._second, pairs])
@@ -149,7 +149,7 @@ def _inflated_deviations(values: Float64s) -> Float64s:
 def _draw_scores(
     apart: Float64s, mixed: Float64s, sizes: ClusterSizes, new: tuple[float, ...], old: tuple[float, ...]
 ) -> Float64s:
-    """Return the z-score of each of K statistics in each simulated dump, [_POWER_DRAWS, K]."""
+    """Simulate dumps, and return the z-score of each of K test statistics in each dump, [_POWER_DRAWS, K]."""
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
     degrees = sizes.shared - 1

@@ -198,7 +198,7 @@ def check_name(check: Check) -> str:
 
 
 def metric_label(check: Check) -> str:
-    """Return the metric and its correction, such as `ess_token of geo_rs`, or the title of a check of the data."""
+    """Return the checked metric and its correction, such as `ess_token of geo_rs`, or the title of a data check."""
     if check.rule == COVERAGE_RULE:
         return check.title
     label = re.sub(r"(?<![a-z])k(?=[123]$)", "K", check.metric)
@@ -301,7 +301,7 @@ def is_first_baseline(verdict: Verdict) -> bool:
 
 
 def outcome_label(check: Check) -> str:
-    """Return "recorded" if the check needs a baseline and the dump becomes the first one, otherwise the outcome."""
+    """Return the outcome of a check, or "recorded" if no baseline existed and the dump is now the baseline."""
     return "recorded" if check.reason == FIRST_BASELINE_REASON else check.outcome
 
 

@@ -296,7 +296,6 @@ DEFAULT_STUDIES = (
     _default_study("geo", "mean log ratio", {"gates": [_GEOMETRIC]}, "gates.0.keep", (1.0001, 1.1), 1.001),
     _default_study("veto", "any token below", {"gates": [_VETO]}, "gates.0.keep.0", (1e-7, 0.1), 1e-4),
 )  # fmt: skip
-"""Studies of a sweep without a correction. The ranges do not depend on the data. They contain, with a margin, the
-thresholds in papers, framework documentation and presets: truncation at 1.5 to 10, rejection of sequence ratios above
-1.5 to tens and of geometric means 2e-4 to 1e-2 away from 1, and vetoes of token ratios below 1e-6 to 1e-2.
-"""
+"""The studies of a sweep if the user chooses no correction. Their ranges include the thresholds in papers, framework
+documentation and presets: weights truncated at 1.5 to 10, sequence ratios rejected above 1.5 or more, geometric means
+rejected if they are 0.0002 to 0.01 away from 1, and token ratios below 1e-6 to 1e-2 vetoed."""

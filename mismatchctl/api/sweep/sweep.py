@@ -148,8 +148,8 @@ def list_searches(wishes: Iterable[TargetValue]) -> tuple[tuple[str, ThresholdRu
 
 
 GridTables = dict[str, list[ClusterTable]]
-"""Run -> one table per search (a metric and a rule). Each row is a cluster: its number of tokens or sequences in each
-bin of _DISTANCE_GRID. For the ESS, the row also contains the sums of the weights w, and of w^2, in each bin."""
+"""Run -> one table per search (a metric and a rule). A row contains the number of tokens or sequences of one cluster in
+each bin of _DISTANCE_GRID. For the ESS, each bin also has a sum of weights and a sum of squared weights."""
 _BINS = len(_DISTANCE_GRID) + 1
 
 

@@ -196,7 +196,7 @@ def _build_bytes(data: Any = b"", encoding: Any = "latin1") -> bytes:
 
 
 class _PlainDict(dict[Any, Any]):
-    """A dict that only accepts strings and small integers as keys. Other keys with equal hashes could make it slow."""
+    """A dict that only accepts strings and small integers as keys. Hash collisions of other keys could make it slow."""
 
     def __init__(self, pairs: Any = ()) -> None:
         super().__init__()

@@ -359,7 +359,7 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
 
 
 def _contains_text(value: Any) -> bool:
-    """Return True if a value is or contains a string. Without this check, numpy would convert it to a number."""
+    """Return True if a value is or contains a string. Otherwise, numpy would convert strings such as "1" to numbers."""
     kind = np.asarray(value).dtype.kind
     return kind in "SU" or (kind == "O" and any(isinstance(one, (str, bytes)) for one in np.ravel(value)))
 

@@ -388,7 +388,7 @@ def _to_lists(values: NDArray[Any]) -> pa.Array:
 
 
 def _to_cells(values: NDArray[Any]) -> Any:
-    """Convert an array to nested lists. They end in one-dimensional arrays, which Arrow copies fast."""
+    """Convert an array to nested lists of one-dimensional arrays, which Arrow copies fast."""
     if values.ndim > _DEPTH:
         raise ValueError(f"{values.ndim} dimensions")
     if values.dtype.kind not in "fiub" or values.ndim == 0:
@@ -436,7 +436,7 @@ def with_prompt_ids(table: pa.Table) -> pa.Table:
 PROMPT_LOG_PROBS = "prompt_log_probs"
 """Column with the log-probs of a prompt's tokens, except for the first token, which lacks a log-prob."""
 _WRAPPERS = ("response", "body", "result", "output")
-"""Scripts and batch jobs write objects with an id and a response. Possible keys of the response in such an object."""
+"""Keys under which scripts and batch jobs store the response of an engine, in an object that also has an id."""
 _IDS = ("custom_id", "id", "request_id", "rid", "sequence_id")
 _TOKEN = re.compile(r"token_id:(\d+)")
 
@@ -547,7 +547,7 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
 
 
 def _pick_log_prob(entry: Any, token: int | None) -> float:
-    """Return the log-prob of the sampled `token`. In `entry`, other tokens may come before it."""
+    """Return the log-prob of the sampled `token`. `entry` is a number or {token: log-prob of a likely token}."""
     if entry is None or isinstance(entry, (int, float)):
         return _log_prob(entry)
     found = next(iter(entry.values())) if token is None else entry[str(token)] if str(token) in entry else entry[token]

@@ -418,12 +418,12 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 
 _PREFIX_MIN_SURPRISE, MIN_LOG_PROB = 20.0, -200.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
-"""The last token of a longer row is wrong if it differs by these nats and by this multiple of the row's median."""
+"""The last of more than 3 tokens is wrong if |log ratio| is above 1 nat and above 20 times the row's median."""
 _REPAIRING = {
     "wrong_log_base", "wrong_sign", "probabilities_not_logs", "cumulative", "log_densities", "unmasked_padding",
     "constant_column",
 }  # fmt: skip
-"""If an earlier test found one of these causes, log-probs above 0 or far below 0 are not placeholders."""
+"""If an earlier test found one of these causes, only NaN, infinite and null log-probs count as placeholders."""
 _IMPOSSIBLE, _MIN_PADDING_RUN, _DENIED = "impossible", 4, 2.0
 """Name for single tokens with train log-prob -inf. `_MIN_PADDING_RUN` or more adjacent tokens are padding instead."""
 _PLACEHOLDER_KINDS = {
@@ -549,7 +549,7 @@ def _find_bad_ends(case: Case) -> Bools:
 
 
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
-"""A token is far if the sides differ by more nats. In tool output, at least 67% of a constant stretch are far."""
+"""A token is far if its log-probs differ by more than 0.5 nats. In tool output, at least 67% of tokens are far."""
 
 
 def detect_unsampled_tokens(case: Case) -> Detection | None:

@@ -51,7 +51,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str, name: str, meaning: str) -> Detection:
-    """Report that one side has wrong values in the `found` sequences [S]. `left` is the case with corrected values."""
+    """Report that one side has wrong values in the sequences flagged in `found` [S]. `left` has corrected values."""
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
@@ -148,7 +148,7 @@ _LOG_READINGS = (
     | {_OPPOSITE_SIGN: -1.0}
     | {f"{base} with {_OPPOSITE_SIGN}": -factor for base, factor in _LOG_BASES.items()}
 )
-"""Name of a log base or sign -> factor that converts such values to natural log-probs."""
+"""Wrong log base or sign -> factor that converts the log-probs to natural log-probs."""
 _MAX_MULTIPLE_SPREAD = 0.005
 _MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
 _MULTIPLE_RANGES = (

@@ -473,7 +473,7 @@ def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Log mismatch for one value of a column, such as a worker, compared with other values in the same steps."""
+    """How much the log mismatch of one column value, such as a worker, differs from other values in the same steps."""
 
     value: GroupValue
     difference: float
@@ -487,7 +487,7 @@ def correct_for_tests(z: float, tests: int) -> float:
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Return the sums of a column by (step, value), without the values in `case.left_out`."""
+    """Return the sums of a column by (step, value). Skip the values of the column that `case.left_out` contains."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
@@ -541,7 +541,7 @@ def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, 
 
 
 def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
-    """Regress the log mismatch on the values of a column, such as the version lag. Return slope and z-score."""
+    """Return slope and z-score of the log mismatch as a function of a column, such as the version lag."""
     groups = _number(step for step, _ in cells)
     table, at = np.array([*cells.values()]), np.array([float(value or 0.0) for _, value in cells])
     counts = table[:, 0, 0]
@@ -563,7 +563,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the first variable of a matrix of products on its last. With enough data, correct for the others."""
+    """Return slope and z-score of the first on the last variable, given sums of products. Control for the others."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])

@@ -144,7 +144,7 @@ def _rule(options: Options) -> Options:
 
 
 def _bound(options: Options, key: str, *metrics: str) -> float:
-    """Return the rule's bound. Return NaN unless the bound is a number and the rule uses one of `metrics`."""
+    """Return the number `key` of the rule, or NaN if it is not a number or the rule's metric is not in `metrics`."""
     value: Any = _rule(options).get(key)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and (not metrics or _rule(options)["metric"] in metrics) else np.nan

@@ -31,11 +31,11 @@ _SCHEMES = (
         for gating in _GATINGS
     ),
 )
-"""Options that express TIS, IcePop, seq-mask-tis, and trust regions, without their bounds."""
+"""Options that express TIS, IcePop, seq-mask-tis and trust regions. Their thresholds are added below."""
 
 
 class OpenRlhf(PlainFramework):
-    """OpenRLHF: rejected tokens count in denominators."""
+    """OpenRLHF. Rejected tokens get weight 0, but means count them."""
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

@@ -132,7 +132,7 @@ class Roll(PlainFramework):
 
     @staticmethod
     def _masked(run: ConfiguredStep, own: bool) -> tuple[Array, Array]:
-        """Return the rollout and train log-probs of masked tokens and padding. If `own` is False, all values are 0."""
+        """Return the rollout and train log-probs of masked tokens and padding. Without `own`, all of these are 0."""
         padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
         if not own:
             return padding, padding

@@ -397,7 +397,7 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return the positions in the response that rank `rank` holds: 2 of the 2 * `size` chunks of `axis` tokens."""
+    """Return the positions in the response that a rank stores. With 2 ranks, rank 0 stores chunks 0 and 3 of 4."""
     chunk = -(-axis // (2 * size))
     first = total - response - 1  # the logits at this position predict the first response token
     owned = [range(max(n * chunk, first), min((n + 1) * chunk, total - 1)) for n in (rank, 2 * size - 1 - rank)]

@@ -143,7 +143,7 @@ class Arguments:
 
     @property
     def vetoes(self) -> bool:
-        """Return True if the veto runs. It needs `use_rs`, except with the old keys of mis.yaml."""
+        """Return True if slime applies the veto. It needs `use_rs` or, with the old keys of mis.yaml, `use_tis`."""
         alone = self.vetoes_alone and self.function == "mis" and self.use_tis
         return (self.rejects or alone) and self.rs_veto_threshold is not None
 
@@ -406,7 +406,7 @@ def make_correction(arguments: Arguments, name: str, effect: Effect) -> SlimeCor
 
 
 def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Arguments, list[str], list[str]]:
-    """Return the arguments for a Correction, the rules that slime lacks, and the differences in the other rules."""
+    """Return slime's arguments for a Correction, the rules that slime lacks, and how slime changes the other rules."""
     effect = version.effect
     known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
     if isinstance(correction, SlimeCorrection):

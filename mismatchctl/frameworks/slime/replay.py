@@ -39,7 +39,7 @@ class MicroBatch(ConfiguredStep):
         return self.row_sum(self.d)
 
     def ratio(self, level: str) -> Floats:
-        """Return the ratio at a level (token, sequence or geometric). Aggregated log ratios are clamped to ±20."""
+        """Return the ratio at a level (token, sequence or geometric). Its logarithm is clamped to ±20."""
         aggregated = self.d
         if level == "sequence":
             aggregated = self.segments.spread(self.log_ratio_sum)

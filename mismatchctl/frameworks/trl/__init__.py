@@ -24,7 +24,7 @@ _MIN_LOG_WEIGHT = float(np.log(1e-8))
 
 
 class Trl(PlainFramework):
-    """TRL: at the sequence level, the ratio is the product of token ratios. Rejected tokens count in denominators."""
+    """TRL. A sequence ratio is the product of token ratios. Rejected tokens get weight 0, but means count them."""
 
     forms = (
         *({"correct": True, "mode": mode, "cmin": LOW, "cmax": HIGH} for mode in _MODES),
@@ -57,7 +57,7 @@ class Trl(PlainFramework):
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Set `use_vllm` if the file contains `fast_inference=True`. Unsloth then samples with vLLM."""
+        """Add `use_vllm: True` if the file contains `fast_inference=True`, with which Unsloth samples from vLLM."""
         samples = re.search(r"\bfast_inference\s*=\s*True\b", text) is not None
         native = super().known_names(native)
         return {"use_vllm": True, **native} if samples and native.get("use_vllm") is None else native

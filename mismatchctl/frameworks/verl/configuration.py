@@ -233,7 +233,7 @@ def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
 
 
 def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of verl 2025-10. Before PR #3915, rejected tokens count in denominators with weight 0."""
+    """Read the keys of verl 2025-10. Before PR #3915, rejected tokens get weight 0, but means count them."""
     upper = _read_number(settings, "rollout_is_threshold")
     name = f"verl-{version.name}"
     if upper is None:
@@ -369,7 +369,7 @@ def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple
 
 
 def _parse_rejection(option: str, text: str, source: RatioSource) -> Gate:
-    """Parse one option. As k1 is rollout minus train log-prob, its threshold "lower_upper" bounds rollout/train."""
+    """Parse one option. For k1, "0.5_3" bounds the ratio rollout/train to [0.5, 3], because k1 is its logarithm."""
     statistic, level = RS_OPTIONS[option]
     if statistic == "k1":
         low, separator, high = text.partition("_")
@@ -622,7 +622,7 @@ def _format_exp(logarithm: float) -> str:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the newest of the versions that fit a configuration best, if it has a correction key."""
+    """Return the version that fits a configuration best (the newest of equals), or `None` without a correction key."""
     native = with_rllm(native)
     outer = find_value(native, "algorithm")
     nested = BLOCK in (outer if isinstance(outer, Mapping) else native)

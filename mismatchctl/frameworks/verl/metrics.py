@@ -142,7 +142,7 @@ def _measure_ratio(
 
 
 def _measure_veto(sample: ConfiguredStep, threshold: float | None) -> Measured:
-    """Find the tokens whose unclamped ratio is below a threshold. One such token rejects its row."""
+    """Flag tokens whose unclamped ratio is below `threshold`, and reject each row that contains such a token."""
     below = np.zeros(len(sample.train), np.bool_) if threshold is None else sample.d < float32_log(threshold)
     rows = sample.segments.sum(below) > 0
     return {"catastrophic": below, "row_vetoed": rows, "rejected": sample.segments.spread(rows)}
@@ -195,7 +195,7 @@ def _estimate_tables(statistic: str, level: str) -> Tables:
 
 
 def _off_policy_tables(version: VerlVersion) -> tuple[Tables, str]:
-    """Return the tables that every configuration logs, and the prefix of their names."""
+    """Return the tables of metrics that verl logs in every configuration, and the prefix of the logged names."""
     flat = version.dialect == "flat"
     return (("off_policy",), f"{version.prefix}mismatch_") if flat else (("off_policy", "chi2"), version.prefix)
 

@@ -475,7 +475,7 @@ def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors 
 
 
 def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors | None) -> ClosedFamily:
-    """Finish the sums of one group: normalize weights, merge micro-batches, and count clusters."""
+    """Compute the final sums of one step or `--by` group: normalize weights, join micro-batches, and count clusters."""
 
     def normalized(layout: GridLayout, table: ClusterTable) -> Arrays:
         columns = layout.arrays(table.sums)
@@ -517,7 +517,7 @@ class FamilyRunSums:
     prompts: PromptCounter | None = None  # counts prompts, None without prompt ids
 
     def add(self, closed: ClosedFamily, salt: np.uint64) -> None:
-        """Add the sums of a step with the hash `salt`. Prompts of earlier steps are not counted again."""
+        """Add the sums of a step. Count a prompt only once. Hash other clusters with `salt`, the hash of the step."""
         totals, rows = closed.totals, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salt))

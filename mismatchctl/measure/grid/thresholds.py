@@ -1,4 +1,4 @@
-"""Families of corrections (same rules, different bounds), evaluated from sums over the bins between their bounds."""
+"""Evaluate corrections that only differ in their bounds: sum the tokens between two bounds, then add up these sums."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ class WeightBounds:
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
     def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
-        """Return the largest and the negated smallest weight per part, before and after weights are bounded."""
+        """Return the largest weight and the negated smallest weight of each part, for raw and for bounded weights."""
         ratios = weights.ratios
         ends = -parts.largest(-ratios.min_log_ratio), parts.largest(ratios.max_log_ratio)
         low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
@@ -325,7 +325,7 @@ class WeightBounds:
 
 @dataclass(frozen=True)
 class TokenBins:
-    """The bin of each token. To save time, tokens in the bin `common` are not stored."""
+    """The bin of each token. To save time, tokens in the most frequent bin (`common`) are not stored."""
 
     thresholds: IntervalVariants
     common: int  # the most frequent bin in a sample of the tokens
@@ -375,7 +375,7 @@ def sum_token_table(
 
 
 _MOST_CELLS = 1 << 14
-"""Maximum number of combinations of bins per family. The corrections of a larger family are evaluated singly."""
+"""If the rules of a family divide the data into more cells than this, its corrections are evaluated one by one."""
 
 
 @dataclass(frozen=True)

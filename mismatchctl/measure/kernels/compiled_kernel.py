@@ -23,7 +23,7 @@ search_sequences = CompiledLoop(_LOOPS, "search_sequences")
 _NO_PLACES, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0)
 _NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES, _NO_PLACES)
 _SEARCH_BUFFER_SIZE = 1 << 14
-"""Size of the first search buffer, in tokens. If the search finds more tokens, it is repeated with a larger buffer."""
+"""`find_outside` expects at most this number of tokens. If it finds more, it repeats the search with enough memory."""
 
 
 def _row_property(name: str, *places: int) -> Any:
@@ -39,7 +39,8 @@ class CompiledRatios(Ratios):
 
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
-        """Return the TOKEN_SUMS and TOKEN_MAXIMA per sequence, as if no masked token were between valid tokens."""
+        """Return TOKEN_SUMS and TOKEN_MAXIMA per sequence. Tokens with masked tokens between them count as neighbors.
+        """
         first = np.zeros(len(self.segments), np.int64)
         return COMPILED_KERNEL.reduce_tokens(self, None, SequencePlaces(first, first, first), _NO_PAIR)
 

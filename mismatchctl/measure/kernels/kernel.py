@@ -23,7 +23,7 @@ BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, 
 """Quantity -> its bins, for the quantities that K3 is broken down by."""
 
 BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
-"""Number of sums in each bin, and the breakdowns with two additional sums per bin (see `RunTables.breakdowns`)."""
+"""Each bin of a breakdown has 3 sums, and the bins of these breakdowns have 2 more (see `RunTables.breakdowns`)."""
 
 
 class PairTables:

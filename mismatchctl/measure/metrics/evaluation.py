@@ -153,7 +153,7 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
-    """Return the names of the sum columns in the tables that `close_cell` returns."""
+    """Return the column names of the tables that `close_cell` returns."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
@@ -533,7 +533,7 @@ class Accumulator(GroupMerger[CellSums]):
         totals.closed[key] = merged.fold_across_scopes(cap, plan.by_prompt) if too_large else merged
 
     def _count_prompts(self, cell: CellSums, prompts: PromptCounter) -> CellSums:
-        """Replace the number of clusters by the number of prompts that no earlier step contains."""
+        """Count only the prompts that no earlier step contains, instead of all clusters."""
         names, table = self.evaluator.columns, cell.table
         first = names.position(MISMATCH_NAME, "clusters")
         rest = [names.position(index, "empty_cluster") for index, _ in enumerate(self.plan.corrections)]

@@ -234,7 +234,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MetricTails:
-    """Maxima and a histogram of one group, for metrics that cannot be computed from sums."""
+    """Maxima and a histogram of one group, for metrics such as `abs_diff_max` and `abs_diff_p99`."""
 
     maxima: Mapping[str, float]
     pair: PairSums | None
@@ -400,7 +400,7 @@ def worst_share(pair: PairSums, tokens: float) -> float:
 
 
 def tail_length(count: int) -> int:
-    """Return how many of S = `count` ratios are in the tail: min(0.2 S, 3 sqrt S), but less than TAIL_VALUES."""
+    """Return how many of the largest of `count` ratios k-hat uses: 20% or 3 sqrt(count), and less than TAIL_VALUES."""
     return min(math.ceil(min(count / 5, 3 * math.sqrt(count))), TAIL_VALUES - 1)
 
 

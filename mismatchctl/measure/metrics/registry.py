@@ -212,7 +212,7 @@ OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
 """Top-k columns that can be compared with ROLLOUT_TOP_COLUMN. The first that the dump contains is used."""
 DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
 MIN_REST = 1e-6
-"""Lower limit for 1 - (sum of the top-k probabilities). Sums of float32 probabilities are not more exact."""
+"""Lower limit for the probability of all tokens outside the top k. Float32 probabilities are not more exact."""
 MIN_TOP_LOG_PROB = -700.0
 """A lower log-prob is replaced by this value, whose exp is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3
@@ -220,7 +220,7 @@ MAX_ROUNDED_LOG_PROB = 1e-3
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the divergences between rollout and trainer per sequence, over tokens with top-k log-probs of the two."""
+    """Compare the top-k log-probs of rollout and trainer at each token, and sum the divergences per sequence."""
     rollout, train = block.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(block.extra_columns)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
@@ -326,7 +326,7 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
-    """Compute `kl_estimate` in float64, times `importance`. Clip the product if `kind` is low_var."""
+    """Compute `kl_estimate` in float64, and multiply it by `importance` if given. Clip the result for low_var."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # if the mean is not finite, its status shows this
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)
@@ -335,7 +335,7 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Candidates for the number of experts per layer. The largest that never repeats an expert in a layer is used."""
+"""Possible numbers of experts per layer. The largest number for which no layer repeats an expert is used."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",
@@ -371,7 +371,7 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
-    """Return two flags per token: no layer has an expert twice, and rollout and trainer chose the same experts."""
+    """Return two flags per token: no layer repeats an expert in the rollout, and the trainer chose the same experts."""
     tokens, chosen = rollout.shape
     if chosen % width:
         never = np.zeros(tokens, np.bool_)

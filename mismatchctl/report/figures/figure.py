@@ -30,7 +30,7 @@ MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to thr
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. `ticks` are (position, label), or (index, name) if `named`. `linear_to` is where symlog starts."""
+    """An axis. `ticks` are (position, label), or (index, name) if `named`. Symlog is linear up to `linear_to`."""
 
     label: str = ""
     scale: Scale = "linear"
@@ -209,7 +209,7 @@ def rows_figure(
     name: str, title: str, caption: str, x: Axis, series: Mapping[str, Mapping[str, Interval]], *,
     noun: str = "", rule: tuple[float, str] | None = None, size: Literal["normal", "wide"] = "normal",
 ) -> Figure | None:  # fmt: skip
-    """Draw the value and interval of each name in each series, one row per name, and a dotted line at `rule`."""
+    """Draw one row per name, with a point and an interval for each series, and a dotted line at `rule`."""
     rows: dict[str, str] = {}
     for row in (row for values in series.values() for row in values if row not in rows):
         text = shorten(row, 2 * MAX_NAME)

@@ -41,7 +41,7 @@ class StudyRun:
 
     @cached_property
     def usual(self) -> int | None:
-        """Return the index of the point that is the studied correction itself, if there is one."""
+        """Return the index of the point whose thresholds are the study's own thresholds, or `None`."""
         every = range(len(self.study.points))
         return next((point for point in every if self.study.correction_at(point) == self.study.correction), None)
 
@@ -119,7 +119,7 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
 
 
 def _preset_thresholds(own: StudyRun, axis: ThresholdAxis) -> dict[float, list[str]]:
-    """Map thresholds of an axis to the presets that use them in a rule of the same kind."""
+    """Return {threshold: names of presets that use it}, for rules of the same type as the rule of `axis`."""
     rule, found = find_rule(own.study.correction, axis.path), dict[float, list[str]]()
     field, *end = axis.path.split(".")[2 if axis.path.startswith("gates") else 1 :]
     for name, preset in load_presets().items() if rule else ():
