@@ -49,7 +49,7 @@ class BackTest:
 
     @property
     def miss(self) -> float:
-        """Like `excess`, but per doubling of the length, and with fractions converted to normal quantiles (probits)."""
+        """Return `excess` per doubling of the length, computed from normal quantiles (probits) of the fractions."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -560,7 +560,7 @@ _RATES = np.geomspace(1e-7, 1.0, 100)
 
 
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
-    """Return the probability that all tokens of a response are inside a gate's bounds, for each replicate [R].
+    """Return the probability that all `length` tokens of a response are inside a gate's bounds, per replicate [R].
 
     `beyond[s, i]` is True if the first LENGTH_GRID[i] (16, 32, ...) tokens of sequence s leave the bounds.
     """
@@ -582,7 +582,7 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""A prediction needs at least this number of sequences. A check at a length needs this number of that length."""
+"""A prediction needs at least this number of sequences. To check it at a length, this number must be that long."""
 _LENGTH_MODEL = (
     "the log ratio of a sequence has three parts: a drift that all sequences share (about minus K3 per token), a bias "
     "of the sequence that grows with the length, and noise that grows with the square root of the length. For a veto, "

@@ -126,7 +126,7 @@ _REMEDY_REPLACEMENTS = {
     "--on-bad": (r"with (--on-bad \w+)", r"with `mismatchctl analyze \1`"),
     "--column": (r"choose the right column with --column (\S+)=NAME", r"rename the right column to \1"),
 }
-"""Option -> (pattern, replacement). It rewrites remedies with this option for commands that lack the option."""
+"""Option -> (pattern, replacement), to rewrite remedies for commands that do not have this option."""
 
 
 def _adapt_remedy(command: Any, sentence: str) -> str:

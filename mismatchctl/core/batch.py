@@ -83,7 +83,7 @@ class Segments:
         return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
 
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of groups of segments. A group has at most `tokens` tokens, or is one longer segment."""
+        """Yield (start, stop) of groups of segments. A group has at most `tokens` tokens or one long segment."""
         start = 0
         while start < len(self):
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1

@@ -13,7 +13,7 @@ from mismatchctl.core.batch import Float64s, Ints, Segments
 BINS_PER_OCTAVE = 64
 LOWEST_OCTAVE, HIGHEST_OCTAVE = -40, 14
 MAGNITUDE_BINS = (HIGHEST_OCTAVE - LOWEST_OCTAVE) * BINS_PER_OCTAVE + 2
-"""Number of bins of absolute values: one below 2^-40, 64 per octave up to 2^14, and one for larger values."""
+"""Number of bins of absolute values: one below 2^-40, 64 per doubling up to 2^14, and one for larger values."""
 SIGNED_BINS = 2 * MAGNITUDE_BINS
 """Number of bins of signed values, in ascending order: first the negative values, then zero and the positive values."""
 
@@ -61,7 +61,7 @@ def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
 
 
 class OctaveBins:
-    """Bins from 2^lowest to 2^highest, with 1, 2 or 4 bins per octave, and one more bin on each side."""
+    """Bins from 2^lowest to 2^highest, with 1, 2 or 4 bins per doubling, and one more bin on each side."""
 
     def __init__(self, lowest: int, highest: int, per_octave: int = 2) -> None:
         self.shift = 23 - {1: 0, 2: 1, 4: 2}[per_octave]
@@ -84,9 +84,9 @@ class OctaveBins:
 POSITION_BINS = OctaveBins(0, 20)
 """Bins of the position in a response, counted from 1. Each factor of 2 has two bins."""
 SURPRISAL_BINS = OctaveBins(-10, 5)
-"""Bins of the negative rollout log-prob (nats), two per octave: probability 0.999 to 1e-14."""
+"""Bins of the negative rollout log-prob (nats) for probabilities from 0.999 to 1e-14. Each factor of 2 has two bins."""
 LENGTH_BINS = OctaveBins(0, 20)
-"""Bins of the response length in valid tokens, two per octave."""
+"""Bins of the response length in valid tokens. Each factor of 2 has two bins."""
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
 """Desired edges of the bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used instead."""
 CAP_EXPONENTS = tuple(range(-18, 2))

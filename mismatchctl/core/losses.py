@@ -70,7 +70,7 @@ def ppo_loss(
 
 
 def factor_loss(advantages: Array, log_probs: Array, factors: Array | float) -> LossTerm:
-    """Compute the loss -factor * advantage * log-prob. The factor has no gradient (CISPO, VESPO, REINFORCE)."""
+    """Compute -factor * advantage * log-prob with a constant factor (no gradient), as in CISPO, VESPO and REINFORCE."""
     slope = -factors * advantages
     return LossTerm(slope * log_probs, slope)
 

@@ -93,7 +93,7 @@ _EXPECTED: dict[ColumnKind, tuple[str, int, tuple[str, ...]]] = {
     ColumnKind.NUMBER: ("numbers", 0, (*_NUMBERS, FLAG_TYPE)),
     ColumnKind.ID: ("integers or strings", 0, ()),
 }
-"""Kind of column -> (name for errors, list depth, accepted `VALUE_KINDS`). () accepts all types except nested ones."""
+"""Kind of column -> (name in errors, list levels, accepted `VALUE_KINDS`). () accepts all types except nested types."""
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:

@@ -462,7 +462,7 @@ _MIN_TOKENS, _MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 8, 0.3, 0.1
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Usual upper limits of `Case.noise` if the model computes in float32 and in bfloat16."""
 UNRELATED_CORRELATION = 0.6
-"""Other model weights alone cannot reduce the correlation of the two log-prob columns below this value."""
+"""With a lower correlation of the two log-prob columns, different model weights cannot be the only cause."""
 _MIN_RUN_LENGTH = 4
 _PROBABILITY_BINS = 16
 _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50

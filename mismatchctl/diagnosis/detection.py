@@ -28,7 +28,7 @@ class Detection:
         places: More examples, also of rows that are not in the sample.
         rivals: For each other possible cause, a measurement that shows which of the two causes is right.
         tokens: True for the tokens that the cause explains [T].
-        leaves: The case without this cause, for the next tests. Default: the tested case without `tokens`.
+        leaves: The case for the next tests, without this cause. Default: the tested case without `tokens`.
         k3: Share of K3 that the cause explains, if it cannot be computed from `leaves`.
         everywhere: True if the cause affects all tokens.
         outside_k3: True if the cause affects data that K3 does not include.

@@ -1,4 +1,4 @@
-"""Sums per sequence, which are added up per cluster (usually a prompt), and the pairs of policies in them."""
+"""Compute columns of sums per sequence. They are later added up per cluster (usually a prompt)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _WINDOW = 5
 
 @dataclass(frozen=True)
 class OnsetFit:
-    """The best fit of a jump or a ramp to the logarithm of a series. `before` and `change` are logarithms."""
+    """The jump or ramp that best fits the logarithm of a series. `before` and `change` are logarithms."""
 
     onset: int  # index of the first step that leaves the old level
     end: int  # index of the last step of the change

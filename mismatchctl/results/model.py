@@ -91,7 +91,7 @@ class Finding(FiniteModel):
 
 
 class Agreement(FiniteModel):
-    """Comparison of a logged metric with the dump. All values are from the `step` with the largest difference.
+    """Comparison of a logged metric with the dump. The values are from the `step` with the largest difference.
 
     `steps` is the number of compared steps. `difference` is relative to the larger of the two values. Differences up to
     about `allowed` are normal, because of float32, other ways to average, and rounding in the log.
@@ -123,7 +123,7 @@ class MetricLogComparison(LogComparison):
 
 
 class Lag(FiniteModel):
-    """Number of `steps` that K3 follows a series of the run's log, such as the reward (negative: K3 is first).
+    """How many `steps` later K3 changes than a series of the run's log, such as the reward (negative: earlier).
 
     `correlation` is the rank correlation of their changes from step to step, and `compared` the number of these steps.
     `steps` is null if the lag is unknown.
@@ -159,7 +159,7 @@ class Value(FiniteModel):
     """A value with standard error `se` and 95% interval. `status` is "ok", or the reason why the value is null.
 
     `tail` is "heavy_tail" if a few clusters or a few large weights dominate the value. Then the interval is too narrow.
-    In tests on other dumps, it contained the true value only with the probability `covers` instead of 95%.
+    In tests on other dumps, it contained the true value in the share `covers` of all cases instead of 95%.
     """
 
     value: float | None
@@ -406,8 +406,8 @@ class RunContent(FiniteModel):
         shown_abs_diff: mean of min(|log ratio|, 1) over the valid tokens, in nats.
         loud: share of masked tokens with a larger |log ratio| than 99.9% of the valid tokens.
         holes: share of masked tokens among the tokens from the first to the last valid token of each row.
-        clipped: share of valid tokens that look clipped: with exactly the largest |log ratio|, or with the lowest
-            log-prob of each side (the larger of these two shares). 0 if chance explains it.
+        clipped: share of valid tokens with exactly the largest |log ratio|, or with both the lowest rollout log-prob
+            and the lowest train log-prob. The larger share counts. It is 0 if chance explains it.
         doubts: causes with high confidence that make the values of a column invalid, such as unmasked padding.
         vocabulary: number of tokens by token id modulo 64.
         id_p95: 95% quantile of the token ids.

@@ -30,7 +30,7 @@ Each test detects changes that the other tests miss. If too few tokens are lost 
 goes to the other tests.
 """
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
-"""Weights of the probability bins, about 1 / (1 - p), because errors of the logits change likely tokens less."""
+"""Weights of the probability bins, about 1 / (1 - p), because logit errors change likely tokens less."""
 _CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # limits of a cluster's excess, in median deviations
 _MIN_CLIPPED_CLUSTERS = 8  # if the baseline has fewer clusters, the excess is not limited
 # A token is lost if its K3 exceeds a cap that at most _MOST_LOST_SHARE of the baseline's tokens exceed. The cap is at

@@ -519,7 +519,7 @@ _CAUTION_FACTOR = 0.5
 RELIABLE_SEQUENCES = 320
 """With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
 _MIN_GAIN = 1e-3
-"""A candidate must remove at least this share of the gradient's error to count as better than no correction."""
+"""A candidate must remove more than this share of the gradient's error to count as better than no correction."""
 
 
 @dataclass(frozen=True)
@@ -569,7 +569,7 @@ def choose_correction(
 ) -> CandidateRanking:
     """Rank candidates by the mean squared error of their gradient.
 
-    First, all gradients are scaled to the length of the reference, so that shrinking the loss does not help.
+    First, all gradients are scaled to the same length, so that a smaller loss does not look like a smaller error.
     Candidates in `shrinking`, which make the loss much smaller, rank last. Corrections in `unranked` get no rank.
     """
     found = {name: own.scaled(1 / own.estimate_projection()).moments() for name, own in products.items()}

@@ -618,7 +618,7 @@ def read_baseline(baseline: str | os.PathLike[str] | Result | None, *, fixed_tok
 def plan_sample_sizes(
     result: Result, rules: Sequence[Rule], regression: float, against: Baseline, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
-    """Estimate how much data each rule with `max` or `increase` needs to detect a rise by `regression` (0.1: 10%)."""
+    """Estimate how much data each rule with `max` or `increase` needs to detect a rise by `regression` (0.1 is 10%)."""
     _check_level(level)
     found = []
     level /= BASELINE_MARGIN * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)

@@ -245,7 +245,7 @@ def required_sample_size(
     run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
     allowance: Allowance, level: float,
 ) -> SampleSizePlan:  # fmt: skip
-    """Estimate how many clusters the dump and its baseline each need to detect a rise by `regression` (0.1: 10%)."""
+    """Estimate how many clusters the dump and its baseline each need to detect a rise by `regression` (0.1 is 10%)."""
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
     @cache

@@ -32,7 +32,7 @@ Interval = tuple[float, float]
 LOWER_KINDS: tuple[BoundKind, ...] = ("min", "decrease")
 """A check with one of these bounds fails below its limit. A check with `max` or `increase` fails above its limit."""
 COVERAGE_RULE = "coverage"
-"""`Check.rule` of the checks that are made without a rule, such as the check for missing steps."""
+"""Value of `Check.rule` for checks that need no rule, such as the check for missing steps."""
 FIRST_BASELINE_REASON = "no baseline existed. This dump is now the baseline for later dumps"
 FIRST_BASELINE_HEADLINE = "baseline recorded. Commit the file, so that later dumps are compared with it"
 STATISTIC_REASONS = {

@@ -151,7 +151,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
 
 
 def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
-    """Return start and length [S] of the span with the most gross tokens, minus _SPAN_MIN_DENSITY per token."""
+    """Return start and length of one span per sequence [S], with many gross tokens and few other tokens."""
     scores = gross - _SPAN_MIN_DENSITY
     after = np.cumsum(scores)
     before = after - scores
@@ -599,7 +599,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
 
 
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
-"""Limits of the mean ratio after a break, if the tokens there were sampled. _MOST_PLACED: for breaks at one place."""
+"""Range of the mean ratio after a break, if those tokens were sampled. Up to _MOST_PLACED for breaks at one place."""
 _SAME, _ROWS = 0.8, 5
 
 
@@ -681,7 +681,7 @@ def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
 
 
 def _is_by_prompt(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if a prompt has a break in nearly all of its rows or in none, which chance does not explain."""
+    """Return True if breaks affect nearly all rows of some prompts and no rows of others, more often than by chance."""
     if case.rows.columns.get("prompt_id") is None:
         return False
     used = case.counts > np.median(split[found]) + 6  # shorter rows end before the break

@@ -167,7 +167,7 @@ def _format_lags(lags: Iterable[float]) -> str:
 
 _PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
-"""In affected prompts, the first tokens are at least 1.4 times as noisy as later tokens (logarithm of the factor)."""
+"""In affected prompts, log(noise of the first tokens / noise of later tokens) is at least this value."""
 
 
 def detect_stale_prefix(case: Case) -> Detection | None:

@@ -185,7 +185,7 @@ def _weight_tables(level: str, version: VerlVersion) -> Tables:
 
 
 def _factor_table(level: str, version: VerlVersion) -> str:
-    """Return the table of the mean that divides the weights. verl 2025-11-12 and 0.6.1 count empty rows as 0."""
+    """Return the table with the mean weight that verl divides by. 2025-11-12 and 0.6.1 count empty rows as 0."""
     return f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor"
 
 

@@ -222,7 +222,7 @@ class DeviceKernel(Kernel):
 
 
 class _DeviceThread(threading.local):
-    """State of a thread: `turn`, the number that selects the thread's GPU, and its CUDA streams."""
+    """State of a thread: its CUDA streams, and `turn`, the number that selects its GPU."""
 
     _turns = itertools.count()
 
