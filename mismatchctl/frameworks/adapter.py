@@ -303,7 +303,7 @@ class LoggedMetric:
 
     @property
     def measure(self) -> Measure | None:
-        """Return the definition for a comparison with mismatchctl's own metrics, or `None` if none is similar."""
+        """Return the definition for a comparison with mismatchctl's own metrics, if one of them is similar."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)

@@ -141,7 +141,7 @@ def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
 
 
 def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[LoggedMetric, ...]]]:
-    """Find the newest version that logs this name. Return [(its title, meanings of the name)], or [] if none does."""
+    """Find the newest version that logs this name. Return [(its title, meanings of the name)], or an empty list."""
     return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 
