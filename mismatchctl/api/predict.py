@@ -86,7 +86,7 @@ def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
 
 FIRST_OCTAVE, OCTAVES = 4, 17
 LENGTH_GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
-"""Numbers of tokens: 16, 32, ... 2^20. A SequenceSample has sums over the first 16, 32, ... tokens of a sequence."""
+"""Lengths 16, 32, ... 2^20. For each of them, a SequenceSample contains sums over the first tokens of a sequence."""
 MAX_SEQUENCES = 1 << 15
 """If a run has more sequences, a sample only contains the clusters with the smallest hashes."""
 

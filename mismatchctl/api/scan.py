@@ -47,7 +47,7 @@ NO_MICRO_BATCHES = "the dump lacks the column micro_batch"
 
 
 MicroBatches = Mapping[int, Ints]
-"""Index of a file -> for each row of the file, the number of its micro-batch within the step."""
+"""Maps the index of a file to a number for each of its rows: the micro-batch within the step."""
 
 
 def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
@@ -250,7 +250,7 @@ class DumpReading:
         return cls(dump, corrections, **options)
 
     def parts(self, work: BatchTask) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """Yield the result of `work` for each part, and a `GroupMayGrow` function about the parts that follow."""
+        """Yield the result of `work` for each part, and a function that tells if a step may continue in later parts."""
         may_grow, done, progress = _find_open_groups(self.dump.units), 0, self.options.get("progress")
         size = self._numbered_size
         micro_batches = None if size is None else number_micro_batches(self.dump, size)

@@ -54,7 +54,7 @@ class SequencePiece:
         return len(self.batch)
 
     def tokens(self, row: int, vocabulary: int) -> tuple[Ints, Ints]:
-        """Return the token ids of the prompt and of the response. Ids must be below `vocabulary`."""
+        """Return the token ids of the prompt and of the response. An id of `vocabulary` or more is an error."""
         prompt, response = self._ids(PROMPT_COLUMN, row, vocabulary), self._ids(RESPONSE_COLUMN, row, vocabulary)
         if not len(prompt):
             raise self.make_error(PROMPT_COLUMN, row, "is empty, so the first token cannot be scored", _BOS_REMEDY)
@@ -265,7 +265,7 @@ def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None)
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """Numbers of sequences and tokens with reference log-probs after a call of `score`."""
+    """How many sequences and tokens have reference log-probs after a call of `score`."""
 
     sequences: int
     tokens: int

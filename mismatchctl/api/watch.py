@@ -27,7 +27,7 @@ _MAGIC_BYTES = {b"PAR1": b"PAR1", b"ARRO": b"ROW1"}
 """First four bytes of a Parquet or Arrow file -> its last four bytes if the file is complete."""
 
 StepKey = tuple[str, int]
-"""(name of the run, index of the step in `groups.labels` of this run)."""
+"""A step of a run: (name of the run, index of the step in the run's `groups.labels`)."""
 
 
 @dataclass(frozen=True)

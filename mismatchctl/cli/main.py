@@ -46,7 +46,7 @@ _MAX_ERROR_LENGTH = 1000
 
 
 class _NamedStdout(io.FileIO):
-    """Standard output whose write errors have the file name `stdout`, so that errors of other files look different."""
+    """Standard output that adds the name `stdout` to write errors, so that they differ from errors of other files."""
 
     reader_closed = False
 

@@ -76,7 +76,7 @@ class InputOptions(PairOptions):
         return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
 
     def sources(self, quiet: bool) -> Sequence[DumpSource]:
-        """Return the paths of dumps, or the table that joins two files. Print a note about ids in only one file."""
+        """Return the paths of dumps, or the table that joins two files. Print a note about ids that one file lacks."""
         sides = self.sides()
         if sides is None:
             if not self.paths:

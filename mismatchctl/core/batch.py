@@ -22,7 +22,7 @@ BLOCK_TOKENS = 1 << 16
 TILE = 1024
 """Number of tokens that compiled loops process at a time. Their temporary arrays then fit the first-level cache."""
 _LONG_SEGMENT = 64
-"""`token_selector` copies one slice per segment if the mean segment length is above this, else single tokens."""
+"""`token_selector` copies whole segments if their mean length is above this, else single tokens."""
 BLOCK_SEQUENCES = 1 << 14
 """Maximum number of sequences per block. It limits memory, because each sequence has hundreds of values."""
 

@@ -15,12 +15,12 @@ LOWEST_OCTAVE, HIGHEST_OCTAVE = -40, 14
 MAGNITUDE_BINS = (HIGHEST_OCTAVE - LOWEST_OCTAVE) * BINS_PER_OCTAVE + 2
 """Number of bins of absolute values: one below 2^-40, 64 per doubling up to 2^14, and one for larger values."""
 SIGNED_BINS = 2 * MAGNITUDE_BINS
-"""Number of bins of signed values, in ascending order: first the negative values, then zero and the positive values."""
+"""Number of bins of signed values in ascending order: the lower half for negative values, the upper half for others."""
 
 SIGNED_SHIFT = 17
-"""Number of low bits of a float32 that do not affect its bin."""
+"""The bits of a float32 are shifted right by this number to find its bin."""
 FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
-"""Upper bits (without the sign and the SIGNED_SHIFT low bits) of the largest float32 in the lowest magnitude bin."""
+"""Subtracted from the shifted bits (without the sign), this gives the bin of an absolute value."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
@@ -55,7 +55,7 @@ def magnitude_edges() -> Float64s:
 
 
 def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
-    """Add the count of each negative bin to the bin of its absolute value."""
+    """Add the counts of negative values to the bins of their absolute values."""
     folded: NDArray[Any] = counts[..., MAGNITUDE_BINS:] + counts[..., MAGNITUDE_BINS - 1 :: -1]
     return folded
 
@@ -90,7 +90,7 @@ LENGTH_BINS = OctaveBins(0, 20)
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
 """Desired edges of the bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used instead."""
 CAP_EXPONENTS = tuple(range(-18, 2))
-"""Exponents of the caps on K3. For each exponent, the K3 of every token is capped at (2^exponent)^2 / 2 and summed."""
+"""Exponents e of the caps on K3. Cap (2^e)^2 / 2 is about the K3 of a log ratio of 2^e. Larger K3 count as the cap."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1
@@ -126,7 +126,7 @@ def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """Convert a table of `new_layer_table`, with tokens added, to one row of LAYER_COLUMNS per cluster."""
+    """Return one row of LAYER_COLUMNS per cluster, computed from a filled table of `new_layer_table`."""
     counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond

@@ -19,7 +19,7 @@ ONE_SIDED_Z = 1.6448536269514722
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
 _LOG_COMMAND = re.compile(r"##(?=(vso)?\[)", re.IGNORECASE)
-"""Text that GitHub and Azure interpret as commands in a log."""
+"""Start of a command, such as `##[group]`, that GitHub and Azure run if it is in the log of a job."""
 _MARKDOWN_LINK = re.compile(
     r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=[A-Za-z]:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH-)(?=\d)", re.IGNORECASE
 )

@@ -98,7 +98,7 @@ class Ratios:
 
     @cached_property
     def excess(self) -> Float64s:
-        """Return ratio - 1 per token. The log ratios are clamped to +-20."""
+        """Return ratio - 1 per token. Log ratios below -20 count as -20, and above 20 as 20."""
         within = np.abs(self.extent).max() <= LOG_RATIO_BOUND if len(self.log_probs[0]) else True
         return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 

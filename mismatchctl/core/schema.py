@@ -11,7 +11,7 @@ from typing import Any
 from mismatchctl.io.yaml import read_data
 
 MIN_LOG_PROB = -1e40
-"""Lower limit of log-probs. Some frameworks mask tokens with the lowest float32, so the limit is below that number."""
+"""Lower limit of log-probs. It allows the lowest float32 (-3.4e38), which some frameworks write for masked tokens."""
 POSITIVE_TOLERANCE = 1e-3
 """Largest positive value that counts as a rounded log-prob. A larger value is not a log-prob."""
 

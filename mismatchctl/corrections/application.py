@@ -143,7 +143,7 @@ def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch)
 
 
 _PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_prob", "binary_kl", "binary_kl_max")
-"""Statistics that also need the probabilities. They ignore tokens with train probability 0 (log ratio -inf)."""
+"""Statistics that need probabilities, not only ratios. Tokens with train probability 0 do not affect them."""
 
 
 def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batch: TokenBatch) -> Float64s:
@@ -212,7 +212,7 @@ def replace_nonfinite_ratios(ratios: Ratios) -> Ratios:
 
 
 def adjacent_segments(batch: TokenBatch) -> Segments:
-    """Split each sequence at its masked tokens. A token with train probability 0 does not split a sequence."""
+    """Split sequences at masked tokens, but not at tokens with train probability 0, which `batch` omits as well."""
     near = batch.impossible_near
     gaps = np.flatnonzero(np.diff(batch.positions) != 1 if near is None else near[1:, 0]) + 1
     return replace(batch.segments, offsets=np.union1d(gaps, batch.segments.offsets))
@@ -529,7 +529,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Return True for each sequence [S] that may contain a token outside of the bounds of a per-token rule."""
+    """Return True for each sequence [S] in which a per-token rule may reject a token or change a weight."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight

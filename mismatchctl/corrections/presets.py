@@ -78,9 +78,9 @@ _NAMED_RULES: dict[str, tuple[tuple[float, ...], Callable[..., dict[str, Any]]]]
     "geo": ((1.001,), lambda high: {"gates": [_ratio_gate("geometric", 1 / high, high)]}),
     "veto": ((1e-4,), lambda low: {"gates": [_ratio_gate("min", low, None) | {"clamp": "none"}]}),
 }  # fmt: skip
-"""Rules by name, with their default bounds and a function that creates the fields of the rule from its bounds.
+"""Maps the name of a rule to (default bounds, function that takes bounds and returns the fields of a correction).
 
-A bound follows the name (`geo_1.01`), and rules are joined by `_` (`geo_1.01_token_truncate_2`).
+The correction `geo_1.01_token_truncate_2` has the rules `geo` and `token_truncate`, with the bounds 1.01 and 2.
 """
 _NAMED_RULE = re.compile(rf"({'|'.join(_NAMED_RULES)})((?:_\d+(?:\.\d+)?(?:e-?\d+)?)*)(?:_|$)")
 
@@ -191,7 +191,7 @@ def _count_policies(correction: Correction) -> int:
 
 
 SEVERITIES = ("negligible", "moderate", "severe")
-"""Typical causes: other implementations (negligible), stale weights (moderate), other policies (severe)."""
+"""Typical causes: numerical differences (negligible), stale weights (moderate), another policy (severe)."""
 _MIN_ESS = (0.99, 0.9)
 """Minimum ESS of token weights for `negligible` and for `moderate`. Our own choice, without a published source."""
 

@@ -524,7 +524,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the values of an unchecked column. If a list has a wrong length, return nulls for its tokens or `None`."""
+    """Return the values of a `watched` column. A list of wrong length becomes nulls, or the result is `None`."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)

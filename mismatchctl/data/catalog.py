@@ -113,7 +113,7 @@ class DumpFile:
 
 @dataclass(frozen=True)
 class ReadUnit:
-    """A part of a file that can be read independently: row groups (wide layout) or whole sequences (long layout)."""
+    """A part of a file that can be read alone: row groups, or whole sequences if a row is a token (long layout)."""
 
     index: int
     file: DumpFile

@@ -195,7 +195,7 @@ def _remove_nulls(batch: pa.RecordBatch, file: DumpFile) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """The counts of a conversion, and the files that were left out."""
+    """Numbers of converted rows and tokens, and `notes` about data that was not converted."""
 
     rows: int
     tokens: int
@@ -395,7 +395,7 @@ def _find_log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -
 
 
 _Window = tuple[str, list[Any], slice]
-"""(name of a log-prob column, its values for the response, slice of the row with these values)."""
+"""A possible response: (name of a log-prob column, its values, slice of the row that contains these values)."""
 
 
 @dataclass(frozen=True)

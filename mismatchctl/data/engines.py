@@ -32,7 +32,7 @@ from mismatchctl.io.process import container_bytes, ordered_map, system_bytes
 SHARD_TOKENS = 1 << 24
 """Approximate tokens per shard. A large file is divided into shards, so that few steps are in memory at a time."""
 TOKENS_PER_SEQUENCE = 16
-"""Memory for the sums of one sequence, expressed as a number of tokens."""
+"""The sums of one sequence take about the memory of this number of tokens."""
 
 
 Work = Callable[[Dump, ReadUnit], Any]

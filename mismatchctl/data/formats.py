@@ -49,7 +49,7 @@ _NUMBERS = ("float", "integer", "decimal")
 
 
 def make_array(cells: Sequence[Any]) -> pa.Array:
-    """Convert cells to Arrow. Integers become text if some cells are strings, or if one needs more than 64 bits."""
+    """Convert cells to Arrow. Integers become text if other cells are text, or if an integer exceeds 64 bits."""
     try:
         return pa.array(cells)
     except OverflowError:
@@ -115,11 +115,11 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 _LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
-"""Strings of `_LONG_TEXT` bytes or more become a hash between the first and the last `_KEPT_TEXT` bytes."""
+"""In strings of `_LONG_TEXT` bytes or more, a hash replaces all but the first and last `_KEPT_TEXT` bytes."""
 
 
 def _shorten_texts(array: pa.Array) -> pa.Array:
-    """Replace the middle of long strings by a hash, which saves memory if many rows share one huge string."""
+    """Shorten long strings to `start...hash...end`, which saves memory if many rows contain the same huge string."""
     import pyarrow.compute as pc
 
     if not len(array) or (pc.max(pc.binary_length(array)).as_py() or 0) < _LONG_TEXT:

@@ -25,12 +25,12 @@ find_list_offsets, join_split_bytes = (
     CompiledLoop("mismatchctl.core.compiler", name) for name in ("find_list_offsets", "join_split_bytes")
 )
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
-"""Maximum number of rows or values that `read_lists` reads of a column, and maximum size of a page in bytes."""
+"""Limits of `read_lists`: rows or values of a column (MOST_VALUES), and bytes of a page (MOST_PAGE)."""
 _HEADER = 1 << 10
 _I32 = 5
 _HEADER_FORM = {1: _I32, 2: _I32, 3: _I32, 4: _I32, 5: {1: _I32, 2: _I32, 3: _I32, 4: _I32}}
 """Field numbers in a page header: 1 page type, 2 uncompressed size, 3 compressed size, 4 checksum, 5 data page header.
-In the data page header: 1 number of values, 2 encoding of the values, 3 and 4 encodings of the two levels.
+In the data page header: 1 number of values, 2 encoding of values, 3 of definition levels, 4 of repetition levels.
 """
 _PLAIN_ENCODING, _RUN_LENGTH_ENCODING, _SPLIT_ENCODING = 0, 3, 9
 _TYPES = {
@@ -135,7 +135,7 @@ def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) 
 
 
 class _PageValues:
-    """Values of all pages of a column. A boolean takes one byte until `array` packs eight of them into one."""
+    """The values of all pages of a column. Here, a boolean takes one byte. `array` packs eight booleans into a byte."""
 
     def __init__(self, count: int, width: int) -> None:
         self._width, self.filled = width, 0

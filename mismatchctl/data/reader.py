@@ -66,9 +66,9 @@ def open_dump(
 ) -> Dump:
     """Open the files of a dump and divide them into parts. Tokens are decoded later, in `Dump.read`.
 
-    `rename` maps canonical names to column names in the files. `aliases` maps names of frameworks to canonical names.
-    `wanted` are optional columns that the caller uses. The columns `watched` are only in `Rows`, where their values are
-    not checked. On bad data, "error" raises an error, and "skip" leaves the sequence or file out and counts it. "mask"
+    `rename` maps canonical names to column names in the files. `aliases` maps names that frameworks use to canonical
+    names. `wanted` are optional columns to read and check. `watched` are columns to read without checks (only in
+    `Rows`). On bad data, "error" raises an error, and "skip" leaves the sequence or file out and counts it. "mask"
     masks and counts tokens without a value, and raises an error for other bad data.
     """
     if on_bad not in get_args(BadDataPolicy):

@@ -45,7 +45,7 @@ class Vocabulary:
 
 
 def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
-    """Load a vocabulary. Without a name, token ids count as bytes if all `ids` are at most 256, else as numbers."""
+    """Load a vocabulary. Without a name, decode ids as bytes if no id is above 256, else show them as numbers."""
     text = "" if named is None else str(named)
     seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
     if text == "bytes" or (

@@ -122,7 +122,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
         return {run: own for run, own in steps.items() if own}
 
     def to_data(self, reports: Sequence[LayerReport] = ()) -> dict[str, Any]:
-        """Return the content of `to_json` as a dict. If given, `reports` of layer comparisons replace `next`."""
+        """Return the content of `to_json` as a dict. Layer `reports`, if given, replace the next steps (`next`)."""
         parts = {"layers": reports, "logit_noise": self.logit_noise} if reports else {"next": self.next}
         every = [finding for found in self.runs.values() for finding in found]
         content = _Content.model_validate({"findings": every, "sides": self.sides, **parts}).model_dump(mode="json")

@@ -21,7 +21,7 @@ _TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 
 @dataclass(frozen=True)
 class Truncation:
-    """A truncation of the rollout (top-k, top-p or min-p) that was estimated from lists of likely tokens."""
+    """A truncation of the rollout (top-k, top-p or min-p), estimated from recorded lists of the most likely tokens."""
 
     setting: str  # for users, such as "top-k of 20, because each list has 20 tokens"
     name: str
@@ -268,7 +268,7 @@ def _find_sampler(ratio: Calibration) -> str:
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
-    """Find a different temperature. It moves the log-probs of likely and of unlikely tokens in opposite directions."""
+    """Estimate the rollout's temperature relative to the trainer's, or return `None` if no difference is visible."""
     if len(case.x) < 200 or case.column_correlation < UNRELATED_CORRELATION:
         return None
     read, same = estimate_scale(case), compare_same_contexts(case)
@@ -335,7 +335,7 @@ def _fit_case(case: Case) -> PowerFit | None:
 
 
 def _at_temperature(found: TemperatureFit, temperature: float) -> TemperatureFit:
-    """Set the temperature of a fit, and measure `steepness` at this temperature."""
+    """Return a copy of the fit with another `temperature`, and with the `steepness` that this temperature gives."""
     case, expected = found.case, 1 / temperature - 1
     chosen = (case.t < _TAIL_RANGE[1]) & (case.t > _TAIL_RANGE[0])
     t, r = case.t[chosen], case.r[chosen]

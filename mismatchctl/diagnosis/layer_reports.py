@@ -171,7 +171,7 @@ Notes = dict[str, list[str]]
 
 
 def _format_notes(notes: Notes) -> list[str]:
-    """Return a sentence per note. It contains the first name and the number of other names."""
+    """Return one sentence per note, with the first name and the number of others: "x is missing, like 3 more"."""
     return [
         f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
         for what, names in notes.items()
@@ -553,7 +553,7 @@ def _find_divergence(rows: Sequence[Tensor]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[Tensor]) -> list[tuple[int, float | None]]:
-    """Return (layer, largest value) for each layer. The value is `None` if a tensor of the layer lacks a value."""
+    """Return each layer with the largest value of its tensors, or with `None` if one of them has no value."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is not None:

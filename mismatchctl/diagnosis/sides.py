@@ -138,7 +138,7 @@ def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[S
 
 
 def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: int) -> tuple[SideShare, Side | None]:
-    """Return the rollout's share of the mismatch, and the side that causes most of it (`None` if this is unclear)."""
+    """Return the rollout's share of the mismatch, and the side that clearly causes most of it, or `None`."""
     owner: Side | None = None
     total, interval, status = table[:, whole].sum(), None, "ok"
     if total <= 0:
@@ -156,7 +156,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
 
 
 def _ratio_error(table: Float64s) -> float | None:
-    """Return the cluster-robust standard error of mean(reference probability / rollout probability)."""
+    """Return the clustered standard error of the mean of (reference probability / rollout probability)."""
     if len(table) < 2:
         return None
     tokens = table[:, 0].sum()
@@ -250,10 +250,10 @@ def _list_notes(rows: Rows, column: float, error: float | None, likeness: float 
 def assign_sides(
     found: Sequence[Finding], evidence: Evidence, files: Mapping[int, str]
 ) -> tuple[list[Finding], Sides | None]:
-    """Add to each finding the side that is wrong. If the dump has a reference, also return the errors of the sides.
+    """If the dump has reference log-probs, add the wrong side to each finding, and return the errors of both sides.
 
-    Each test runs again on two pairs: rollout and reference, then trainer and reference. If a cause appears only in the
-    first pair, the rollout is wrong. If it appears only in the second pair, the trainer is wrong.
+    Each test runs again on two pairs: rollout and reference, then trainer and reference. A cause that is found only in
+    the first pair is a fault of the rollout, and a cause that is found only in the second pair a fault of the trainer.
     """
     if evidence.sample is None or REFERENCE_COLUMN not in evidence.sample.rows.extra_columns:
         return list(found), None

@@ -98,7 +98,7 @@ def read_layout(
     rows: Callable[[File], Iterator[Row]] | None = None,
     recognizes: Callable[[File], bool] = lambda file: True,
 ) -> FileLayout:
-    """Read the layout `name` from layouts.yaml in the module's folder. `rows` reads padded columns by default."""
+    """Read the layout `name` from the module's layouts.yaml. Without `rows`, files are read as padded columns."""
     fields: dict[str, Any] = read_table(module, "layouts.yaml")[name]
     padded = {*fields["columns"].values(), "attention_mask"}
     return FileLayout(name, rows=rows or (lambda file: file.batch(padded)), recognizes=recognizes, **fields)
@@ -386,7 +386,7 @@ class Framework(ABC):
         return ""
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Return remarks to show next to the results of a correction."""
+        """Return notes for users, which are shown next to the results of a correction."""
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
@@ -445,7 +445,7 @@ class CodeVersion:
 
 
 def is_date(word: str) -> bool:
-    """Return True if a version such as 2026-07 is a date."""
+    """Return True if a version is a date such as 2026-07, not a number such as 0.5.1."""
     return word[:4].isdecimal() and word[4:5] == "-"
 
 

@@ -63,7 +63,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
 
 
 def _iterate_default_files(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each file name in an entry of `defaults:`, with the path of the block that the file is merged into."""
+    """Yield each file in an entry of `defaults:`, and the block that gets its content, such as ("actor", "optim")."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
@@ -141,7 +141,7 @@ def _launched(script: str, name: str) -> list[RawConfig]:
 
 
 def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
-    """Read calls of frameworks' configuration classes. A configuration is named after the called method or the file."""
+    """Read calls of classes such as `GRPOConfig`. A configuration is named after the called method or the file."""
     found = []
     try:
         for class_name, whose in registry.CONFIG_CLASSES.items():
@@ -255,7 +255,7 @@ def _size(keys: Mapping[str, Any]) -> int:
 
 
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
-    """Yield unique names. Equal names get the line number, and also a counter if the lines are equal."""
+    """Yield unique names: `run`, or `run-line-12` if names are equal, or `run-line-12-2` if lines are also equal."""
     names = [one.name for one in found]
     places = [f"{one.name}-line-{one.line}" for one in found]
     for number, (one, place) in enumerate(zip(found, places, strict=True)):

@@ -48,7 +48,7 @@ class MetricLookup:
 
 
 def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
-    """Return each meaning of a logged name, with the framework versions that use it. The name may lack its prefix."""
+    """Map each meaning of a logged name to the framework versions that use it. A prefix (`actor/`) may be missing."""
     found: dict[LoggedMetric, list[str]] = {}
     for adapter in load_adapters():
         for title, meanings in _find_newest(adapter.titles, name):
@@ -135,7 +135,7 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Map each metric's key to the part of a Result that contains it. `metrics` takes precedence."""
+    """Map each metric's key to the part of a Result that contains the metric, or to `metrics` if both parts do."""
     found: dict[str, Literal["metrics", "corrections"]] = {each.key: "corrections" for each in _EXAMPLE_METRICS}
     return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 
@@ -200,7 +200,7 @@ def metrics_as_data(found: Sections) -> list[dict[str, Any]]:
 
 
 def describe_names(metric: Metric) -> dict[str, list[str]]:
-    """Return the lines to show after "known as" (names of the metric) and "similar" (names of similar metrics)."""
+    """Return frameworks' names of the metric ("known as"), and of similar metrics with the differences ("similar")."""
     found: dict[tuple[str, ...], list[str]] = {}
     for relative in find_related_names(metric):
         found.setdefault(relative.differences, []).append(f"{relative.name} ({_format_versions(relative.frameworks)})")

@@ -16,10 +16,10 @@ from mismatchctl.io.yaml import read_data
 
 Level = Literal["error", "warning", "unknown", "info"]
 GatePlace = Callable[[Gate], str]
-"""Function that returns the key of a gate's bounds in a configuration."""
+"""Function that returns the configuration key with the bounds of a gate, such as `rollout_rs_threshold`."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "unknown", "info")
-"""Severities, most severe first: certain error, documented trap, value missing in the file, background information."""
+"""Severities, most severe first: certain error, documented trap, possible error (a value is missing), information."""
 
 _STATISTIC_LIMITS = {
     "k1": LOG_RATIO_BOUND,

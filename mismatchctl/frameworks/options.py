@@ -100,7 +100,7 @@ def merge_options(parts: Iterable[Options]) -> Options:
 FormBound = Callable[[Any, Any], Any]
 LOW: FormBound = lambda low, high: low  # noqa: E731
 HIGH: FormBound = lambda low, high: high  # noqa: E731
-"""LOW and HIGH stand for the bounds of a rule in a form. A form is a template of the options for one rule."""
+"""Placeholders in a form (template of options). `fill_form` replaces them by the lower and upper bound of a rule."""
 
 
 def negated(bound: FormBound) -> FormBound:
@@ -249,7 +249,7 @@ class PlainFramework(Framework):
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
-        """Return options in the framework's spelling. Leave out an option if its value and its default are null."""
+        """Rename options to the framework's spelling. Leave out nulls, except for options with another default."""
 
         def drop_nulls(values: Mapping[str, Any], usual: Mapping[str, Any]) -> Options:
             return {key: one for key, one in values.items() if one is not None or usual.get(key) is not None}
@@ -309,7 +309,7 @@ class PlainFramework(Framework):
             ) from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Return the options that a Correction was read from, or else a combination of `forms` that gives it."""
+        """Return the options that a Correction was read from, or else options with the same effect."""
         options = self._options_of(correction)
         if options is not None:
             return self.written(options), []

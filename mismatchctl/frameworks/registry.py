@@ -206,7 +206,7 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
 
 
 def is_clear(guesses: Mapping[str, int]) -> bool:
-    """Return True if the first framework has a high score, and leads the second by at least `_CLEAR`."""
+    """Return True if the first framework's score is high, and at least `_CLEAR` above the second score."""
     first, second = [*guesses.values(), 0, 0][:2]
     return first >= _NAMED - 1 and first - second >= _CLEAR
 
@@ -226,7 +226,7 @@ def _packages_of(path: Path) -> set[str]:
 
 
 def find_descendant(framework: str, text: str) -> str:
-    """Return the first project in `text` that reuses the framework's keys, as rLLM reuses verl's, or ""."""
+    """Return the first project named in `text` that uses the framework's keys (as rLLM uses verl's), or ""."""
     named = _read_detection(framework)["descendants"]
     return next((name for name, pattern in named.items() if re.search(pattern, text, re.IGNORECASE)), "")
 

@@ -40,7 +40,7 @@ class Step:
 
     @cached_property
     def rows(self) -> Segments:
-        """Return the token ranges of the rows, including masked tokens."""
+        """Return where each row starts and ends in the flat arrays that include masked tokens."""
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(self._column("rollout_log_probs"))
@@ -112,7 +112,7 @@ Options = dict[str, Any]
 
 @dataclass
 class ConfiguredStep:
-    """One step under one configuration. Values of the valid tokens [T] have the training dtype and can overflow."""
+    """One training step with one configuration. As in training, values per token [T] can overflow."""
 
     step: Step
     options: Options  # all options, including defaults

@@ -126,7 +126,7 @@ def replace_together() -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> Iterator[Path]:
-    """Yield a temporary path and move it to `path` after the block. `replace_together` delays this unless `at_once`."""
+    """Yield a temporary path. Move it to `path` after this block, or after `replace_together` unless `at_once`."""
     target = path if isinstance(path, NextNumber) else Path(path)
     pending = None if at_once else _pending_moves.get()
     temporary = _new_temporary_file(_shown_target(target))
@@ -206,7 +206,7 @@ def _process_mark() -> str:
 
 
 def _machine_id() -> str:
-    """Return an id of the machine or container. Process ids are only unique within it."""
+    """Return an id of the machine or container, because processes on two machines can have the same process id."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -244,7 +244,7 @@ register_cleanup(_remove_own_folders)
 TOOL_NAME = f"mismatchctl {__version__}"
 """Signature in figures and text pages, by which `is_own_output` recognizes them."""
 PARQUET_METADATA = {"mismatchctl": __version__}
-"""Signature in the footers of Parquet files."""
+"""Metadata in the footers of our Parquet files, by which `is_own_output` recognizes them."""
 CAPTIONS_FILE = "captions.md"
 """List of the figures and CSV files in a folder. It shows that mismatchctl wrote the CSV files."""
 _PREFIX_BYTES = 4096

@@ -30,7 +30,7 @@ _POSITIONAL = re.compile(r"\$(?:\d|\{\d+\})")
 _VARIABLE_USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?:\[[@*0]\])?(?::?[-=+]([^{}]*))?\})")
 """Use of a variable: `$NAME`, `${NAME}`, `${NAME:-default}`, `${NAME[@]}`."""
 _SEVERAL = re.compile(r"\$[@*]|\$\{[@*]\}|\$\{\w+\[[@*]\][^{}]*\}")
-"""Words that expand to any number of words: `$@`, `${ARGS[@]}`."""
+"""Words that bash replaces by zero, one or more words: `$@`, `${ARGS[@]}`."""
 _FILE = re.compile(r"[^=\s]*\.(?:ya?ml|toml|json)")
 _HERE = re.compile(r"(?<!<)<<-?\s*([\"']?)([A-Za-z_]\w*)\1")
 _WRITES = re.compile(r"\b(?:cat|tee|python[\d.]*)\b[^|]*<<(?![^|]*\|)")
@@ -213,7 +213,7 @@ def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Lines(io.StringIO):
-    """Script text for shlex. It keeps the line end after a comment, because the line end closes the command."""
+    """Script text for shlex. When shlex skips a comment, it must not skip the line end, which ends the command."""
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         line = super().readline(-1 if size is None else size)

@@ -273,7 +273,7 @@ GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
 
 @dataclass(frozen=True)
 class SumColumn(Generic[FactsT]):
-    """A column of the cluster table: a sum or a maximum over the sequences of a cluster."""
+    """A column of the cluster table: the sum or the maximum of a value over the sequences of each cluster."""
 
     name: str  # unique within its pair of policies or correction
     # computes the values [S] from PairFacts or CorrectionFacts. None if a kernel computes the column.

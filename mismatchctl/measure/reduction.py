@@ -140,7 +140,7 @@ class MeasurePlan:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums per group and per run. Add (`+`) the Sums of several batches in the order of the input."""
+    """Sums of batches, per group and per run. In `a + b`, `a` must come before `b` in the dump."""
 
     cells: dict[tuple[str, CellKey], CellSums] = field(default_factory=dict)
     runs: dict[str, RunSums] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
 
 
 def split_steps(batch: TokenBatch, run: str) -> Iterator[tuple[str, CellKey, TokenBatch]]:
-    """Split a batch by run and step. The sequences of a step keep their order."""
+    """Yield the run, the step and the sequences of each step in a batch. Sequences keep their order."""
     batch, names, bounds = gather_cells(batch, run, ())
     for (name, cell), (start, stop) in zip(names, itertools.pairwise(bounds.tolist()), strict=True):
         yield name, cell, batch.sequences(start, stop)
@@ -183,7 +183,7 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
-    """Return the batch sorted by group, (run, key) of each group, and the N + 1 boundaries of the N groups."""
+    """Sort a batch by group. Also return the (run, key) of each group, and where groups begin and end [groups + 1]."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)
@@ -252,7 +252,7 @@ def _reduce_blocks(
     worst: RunCollector,
     plan: MeasurePlan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
-    """Yield the sums and the maxima of each block, one array per column. Add its tokens to the collectors."""
+    """Yield the columns of each block: first sums, then maxima. Also fill the collectors."""
     scored = {pair: batch.has_log_probs(*pair.policies) for pair in plan.pairs}
     some = {
         pair: _optional_pair_columns(pair, known, batch, places, collectors[pair.name], plan)

@@ -170,7 +170,7 @@ class ClusterTable:
         )
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """Merge rows by hash, and set scopes to 0. The hash includes the scope, except with `by_prompt`."""
+        """Merge rows to at most `cap` rows, by a hash of cluster and scope (with `by_prompt`, of the cluster only)."""
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.from_rows(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 
@@ -338,7 +338,7 @@ def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
 
 
 class LargestValues:
-    """Collects the TAIL_VALUES largest values of many blocks. Values below `threshold` cannot be among them."""
+    """Collects the TAIL_VALUES largest values of many blocks. Values below `threshold` are too small for that."""
 
     def __init__(self) -> None:
         self._blocks: list[Float64s] = []

@@ -29,7 +29,7 @@ TOP_COLUMNS = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs"
 NESTED_COLUMNS = EXPERT_COLUMNS + TOP_COLUMNS
 """Columns with one list per token. In a column, all these lists have the same length."""
 MASK_COLUMN = "sampling_mask"
-"""vLLM's sampling mask: for each of B sequences, one list of token ids per token."""
+"""Column with vLLM's sampling mask: for each token of a sequence, a list of the ids that could be sampled."""
 PROMPT_COLUMN = "prompt_token_ids"
 SIDES = ("rollout_log_probs", "train_log_probs")
 """The two columns of log-probs to compare. A call of `write` may record only one of them."""
@@ -37,7 +37,7 @@ TOKEN_COLUMNS = ("token_ids", PROMPT_COLUMN, TOP_COLUMNS[0])
 
 Array = NDArray[Any]
 Cells = Array | list[Array]
-"""One value (ndim 0), one value per sequence (ndim 1), padded rows (ndim 2 or more), or a list of rows."""
+"""Values of a column: one for all, one per sequence, padded rows (two or more dimensions), or a list of rows."""
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
@@ -81,7 +81,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
 
 
 def _stored_parts(rows: Cells) -> list[slice]:
-    """Return the slice of each row that is stored. In padded rows, it goes from the first to the last valid token."""
+    """Return the part of each row to store: all, or in a padded mask from the first to the last valid token."""
     if isinstance(rows, list):
         return [slice(0, len(row)) for row in rows]
     places = [np.flatnonzero(row) for row in rows]

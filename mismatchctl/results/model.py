@@ -190,10 +190,10 @@ NOT_RECORDED = Value(value=None, status="not recorded")
 class Series(FiniteModel):
     """A metric with one value per group, for example per step.
 
-    Values are rounded to 9 significant digits (corrections to 7, `se` and `interval` to 3). Counts are exact. `se` and
-    `interval` are absent if no group has them. `status` is a string if all groups have the same status. Otherwise, it
-    maps each status except "ok" to the indices of its groups. `heavy_tail` contains the indices of groups in which a
-    few clusters or large weights dominate the value, so that its standard error is too small.
+    Values have 9 significant digits (metrics of corrections 7, `se` and `interval` 3). Counts are exact. `se` and
+    `interval` are absent if no group has them. `status` is one string for all groups, such as "ok", or maps
+    each status except "ok" to the indices of its groups. `heavy_tail` lists the indices of groups whose standard error
+    is too small, because a few clusters or large weights dominate the value.
     """
 
     value: Numbers
@@ -284,7 +284,7 @@ class Breakdown(FiniteModel):
 
 
 class JointDistribution(FiniteModel):
-    """Number of tokens by rollout and train probability. `x` and `y` are the centers of hexagons with this `width`."""
+    """Number of tokens by rollout and train probability, in hexagons of this `width` with the centers `x` and `y`."""
 
     width: float
     x: list[float]
@@ -611,8 +611,8 @@ class Provenance(FiniteModel):
     """Origin of a Result: the input files and the options of the analysis.
 
     `framework` is the name and version of the framework whose metrics are in `RunResult.logged`. `replay` contains the
-    settings of this framework. `device` is the device that did the calculation, or null for the CPU. `log` is the path
-    of the run's log. `unread` are files in the given folders that contain dump data, but are not named like a dump.
+    micro-batch size and dtype for these metrics, if not the default. `device` is the GPU that was used. `log` is
+    the path of the run's log. `unread` are files in the given folders with dump data, but without the name of a dump.
     """
 
     tool: str = "mismatchctl"
@@ -713,7 +713,7 @@ def find_run(result: Result, name: str) -> str | None:
 def storage_types(result: Result, run: str) -> dict[str, str]:
     """Return the data type (such as `float`) of each log-prob column in the files of a run.
 
-    If a file contains several runs (column `run`), each of these runs gets the types of all files.
+    If the files contain several runs (column `run`), each run gets the types of all files.
     """
     files = [file for file in result.provenance.inputs if file.run == run] or result.provenance.inputs
     found = {

@@ -379,7 +379,7 @@ _NEARLY_ALL = 0.95
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Status of a run: OK, CHECK or FAIL. `text` is the reason, which mentions `cause`."""
+    """Status of a run: OK, CHECK or FAIL. `text` is the reason, and `cause` the finding that it mentions."""
 
     status: Status
     text: str
@@ -461,7 +461,7 @@ def describe_onset(growth: Growth, last_step: Label = None) -> str:
 
 
 def _describe_level(summary: RunSummary, *, named: bool) -> str:
-    """Describe K3 if it is high. Unless a cause is `named`, also describe a K3 that is only high for dense models."""
+    """Describe K3 if it is high. If no cause is `named`, a K3 that is normal only for MoE models also counts."""
     against = summary.against
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"

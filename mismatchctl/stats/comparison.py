@@ -23,8 +23,8 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
 """The bulk of K3 ends where 20% of the baseline's tokens have a larger K3, the shoulder where 1% have."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
-"""How the significance level is divided among five tests: K3 of the bulk and of the shoulder, evened K3 (K3 weighted by
-EVENED_WEIGHTS), lost tokens (tokens with a larger K3 than nearly all tokens of the baseline), and total K3.
+"""Shares of the significance level for five tests. "bulk" and "shoulder" test K3 with a cap per token, "evened" K3
+with EVENED_WEIGHTS, "lost" how many tokens have a larger K3 than nearly all baseline tokens, "whole" all K3.
 
 Each test detects changes that the other tests miss. If too few tokens are lost for a decision, the share of this test
 goes to the other tests.
@@ -340,7 +340,7 @@ def _relative_rise(
 
 
 def _difference_error(exchange: SampleExchange, new: Float64s, old: Float64s) -> tuple[float | None, int]:
-    """Return the standard error of sum(new) - sum(old), and its degrees of freedom."""
+    """Return the standard error of sum(new) - sum(old) for one value per cluster, and its degrees of freedom."""
     n, m = len(new), len(old)
     if min(n, m) < 2:
         return None, 0

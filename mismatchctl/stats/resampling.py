@@ -17,7 +17,7 @@ from mismatchctl.measure.sums import Hashes, mix_hashes
 from mismatchctl.stats.samples import ClusterSample, TableMetric
 
 REPLICATES = 1 << 15
-"""Number of bootstrap replicates, enough for a few hundred simultaneous comparisons."""
+"""Number of bootstrap replicates. Their p-values are fine enough for a few hundred simultaneous comparisons."""
 _BITS = 64  # replicates that one 64-bit hash serves
 _BLOCK = 1 << 20  # number of weights to draw at once
 _SALT = np.uint64(0x6D69736D61746368)
@@ -156,7 +156,7 @@ class SampleExchange:
         return found
 
     def labels(self) -> Iterator[Labels]:
-        """Yield blocks of relabelings [R, n + m]. A row has 1 for clusters that it calls "new", and 0 for "old"."""
+        """Yield relabelings in blocks [R, n + m]. Each row labels all clusters of both runs as new (1) or old (0)."""
         paired, first, second = self.pairs
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
@@ -184,7 +184,7 @@ class SampleExchange:
 
 
 def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Iterator[tuple[Labels, Labels]]:
-    """Yield all relabelings except the observed one."""
+    """Yield all possible relabelings, except the labels that the runs really have."""
     swaps = (np.arange(1 << len(paired))[:, None] >> np.arange(len(paired))) & 1
     listed = list(itertools.combinations(range(len(single)), chosen))
     choices, called = np.array(listed, np.int64).reshape(len(listed), chosen), np.zeros((len(listed), len(single)))
@@ -203,10 +203,10 @@ _TAIL_MARGIN = 3.0  # with ties or few clusters, the approximation is too small 
 
 
 def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total: float) -> float:
-    """Estimate which share of all relabelings has a total of at least `total`, without random draws.
+    """Estimate the p-value of a permutation test: the share of relabelings with a total of at least `total`.
 
-    The result is the saddlepoint approximation of Skovgaard (1987), at most the Chernoff bound. A relabeling changes
-    signs of `differences` (new minus old, common clusters), and calls `chosen` of the other clusters (`single`) new.
+    A relabeling flips the signs of some `differences` (new minus old, for clusters in both runs), and labels `chosen`
+    clusters of the others (`single`) as new. The saddlepoint approximation (Skovgaard 1987) needs no random draws.
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
     if not 0 < largest < math.inf:  # also true for NaN
@@ -235,7 +235,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
 
 
 def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> tuple[float, float, float]:
-    """Maximize the exponent of the Chernoff bound by Newton's method. Return exponent, slope and curvature."""
+    """Find the saddlepoint for `relabeling_tail` by Newton's method. Return its exponent, slope and curvature."""
     share = chosen / len(single) if len(single) else 0.5
     logit, unlabelled = math.log(share / (1 - share)), len(single) * math.log1p(-share)
 

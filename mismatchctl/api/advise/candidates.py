@@ -354,7 +354,7 @@ MAX_CONTEXTS, MAX_CHOICES = 256, 128
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5
-"""`estimate_projection` subtracts this number of standard errors from its estimate."""
+"""`estimate_projection` lowers its estimate by this number of standard errors, so as not to favor corrections."""
 _MIN_PROJECTION = 0.1
 """Minimum of `estimate_projection`. Gradients are divided by this estimate, so they grow 10 times at most."""
 PROBABILITY_BINS = 8
@@ -363,7 +363,7 @@ PROBABILITY_BINS = 8
 
 @dataclass(frozen=True)
 class GradientMoments:
-    """Bias, variance and error of the gradients that one correction gives."""
+    """Errors of the gradients that one correction gives, compared with the mean reference gradient."""
 
     bias2: float  # unbiased estimate of the squared bias, which may be slightly negative
     variance: float  # trace of the covariance of the gradient of one batch
@@ -478,9 +478,9 @@ def _jackknife_error(without: Float64s) -> float:
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
-    """Return an unbiased estimate of the squared norm of the mean of vectors, given their inner `products`.
+    """Estimate the squared length of the mean of vectors without bias, from their inner `products`.
 
-    The second result contains the estimates without vector 0, without vector 1, and so on.
+    Entry i of the second result is the estimate without vector i (jackknife).
     """
     count = len(products)
     own = np.diag(products)

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits in cluster tables: of most sums, and of LAYER_COLUMNS (tokens and K3 by rollout probability)."""
+"""Significant digits in cluster tables: LAYER_DIGITS for LAYER_COLUMNS, and CLUSTER_DIGITS for all other sums."""
 
 
 class ClusterTables:
@@ -99,7 +99,7 @@ class ClusterTables:
         return name if of == MISMATCH_NAME else f"{of}_{name}"
 
     def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
-        """Return the cluster table of the run. If rows contain several clusters (folded), they do not name a step."""
+        """Return the cluster table of the run. Rows name their step, unless the table is folded (rows are merged)."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}
@@ -176,7 +176,7 @@ BINS_PER_BIN = 8
 HEXAGONS = 26
 """Number of hexagons along each axis of the joint distribution of rollout and trainer probabilities."""
 CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
-"""Number of token ids that a Result contains before each worst token, and from the start of each worst sequence."""
+"""Number of token ids in a Result: before each of the worst tokens, and at the start of each of the worst sequences."""
 
 
 def build_result(reading: DumpReading, accumulator: Accumulator, turns: Accumulator | None = None) -> model.Result:

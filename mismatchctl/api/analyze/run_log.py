@@ -40,7 +40,7 @@ _REMEDY = "pass the run's log: JSON lines, TensorBoard events or CSV"
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
 
 STEP_NAMES = ("step", "_step", "global_step", "training/global_step")
-"""Names of the step column of a log. In a CSV file, they may contain upper-case letters."""
+"""Possible names of the step column of a log. In CSV files, they may also be in upper case, such as `Step`."""
 _WANDB_SUFFIXES = ("__MIN", "__MAX")
 """Suffixes of additional columns in a W&B export (NAME__MIN and NAME__MAX), which are ignored."""
 _CSV_KEYS = {"Wall time", "Step", "Value"}
@@ -262,7 +262,7 @@ def step_label(step: Any) -> str:
 
 
 LAG_SIGNIFICANCE = 0.01
-"""Significance level of the test that K3 and a logged metric are correlated at some lag."""
+"""Significance level for a correlation between K3 and a logged metric that is shifted by some steps."""
 MIN_STEPS = 16
 """Minimum number of steps to estimate a lag."""
 _MAX_LAG = 20

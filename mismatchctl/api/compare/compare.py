@@ -339,7 +339,7 @@ MIN_CARRIED_SHARE = 0.75
 MIN_CARRIED_RATIO = 1.5
 """A carrier's share of the change of K3 is at least this multiple of its share of K3 in the first run."""
 MIN_STANDARD_ERRORS = 3.0
-"""Minimum contribution of a carrier, in standard errors. 2 would be too low for the largest of many parts."""
+"""A carrier's contribution exceeds this number of standard errors. The largest of many parts exceeds 2 by chance."""
 _REPLICATES = 2048
 """Number of bootstrap replicates for standard errors."""
 
@@ -482,7 +482,7 @@ def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.C
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """Return a mask that selects adjacent parts: those with the largest sum of `carried - weight`."""
+    """Select the adjacent parts whose share of the change (`carried`) exceeds their `weight` most."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

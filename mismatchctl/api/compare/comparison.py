@@ -151,7 +151,7 @@ class Contrast(FiniteModel):
 
 
 class Comparison(View, FiniteModel):
-    """Several runs, each compared with the first run. `sides` contains all runs, `contrasts` the comparisons."""
+    """Runs, compared with the first run. `sides` contains all runs, `contrasts` one comparison per other run."""
 
     format: int = FORMAT
     tool: str = "mismatchctl"
@@ -228,7 +228,7 @@ EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low"
 UNCLEAR_RISE = 0.25
 """If a change of K3 is not significant, but its interval includes a rise above 25%, the answer is "unclear"."""
 MIN_MIX_SHARE = 0.1
-"""The summary mentions `Decomposition.mix` if it is at least this share of the change of K3."""
+"""The summary mentions the mix (parts with more or fewer tokens) if it causes at least this share of the K3 change."""
 
 
 def k3_change(contrast: Contrast) -> Change:
@@ -245,7 +245,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge by the first of PRIMARY_METRICS with a significant change. Without one, judge by K3 and all others."""
+    """Judge by the first significant change of PRIMARY_METRICS. If there is none, judge by K3 and the other metrics."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:
@@ -415,7 +415,7 @@ def format_signed(value: float | None) -> str:
 
 
 def format_signed_percent(value: float | None) -> str:
-    """Format a relative difference, such as `+50%`, or `12x` if the factor is at least 10."""
+    """Format a relative difference as `+50%`, or as `12x` if the new value is at least 10 times the old value."""
     if value is None:
         return format_number(None)
     return f"{format_number(value + 1)}x" if value >= 9 else f"{'+' if value > 0 else ''}{percent(value)}"

@@ -95,7 +95,7 @@ def _match_runs(result: Result, baseline: Result | None) -> Iterator[Match]:
 
 
 def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Check]:
-    """Check that each run has the same token ids as in the baseline. Without token ids, compare the prompts."""
+    """Check that each run has the token ids of the baseline. If one of them has no token ids, compare the prompts."""
     for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
@@ -135,7 +135,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files. Estimate the rows of unreadable files by size."""
+    """Check the shares of skipped sequences, tokens and files. For unreadable files, estimate these from the size."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -263,7 +263,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
 
 
 def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSample, ClusterSample]:
-    """Return the clusters of two runs. If `accepted` is saved with merged clusters, merge the clusters of `run` too."""
+    """Return the clusters of a run and of its baseline. If only the baseline's are merged, merge the run's too."""
     sample, other = build_run_sample(run), build_run_sample(accepted)
     if accepted.clusters.folded and not run.clusters.folded and len(other) and int(other.keys.max()) < OVERALL_CAP:
         sample = ClusterSample.merge(sample.keys % np.uint64(OVERALL_CAP), sample.names, sample.sums)
@@ -291,7 +291,7 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
 
 
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
-"""Masked tokens are suspicious if their share is more than 0.005 above the baseline's, and more than 1.5 times it."""
+"""The share of masked tokens is suspicious if it exceeds the baseline's share by 0.005 and by a factor of 1.5."""
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
 """A mask may hide the mismatch if it masks at least 0.2% of the tokens with log-probs, and at least half of the masked
 tokens have a larger |log ratio| than 99.9% of the valid tokens."""

@@ -118,7 +118,7 @@ def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
 
 
 def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
-    """Return the part of the baseline to compare `place` with: the same column value, or `whole` for a run or step."""
+    """Return what to compare `place` with: the same column value in the baseline, or `whole` for a run or step."""
     if place.per in ("overall", "step") or place.groups is None:
         return whole
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
@@ -225,7 +225,7 @@ def _check_level(level: float) -> None:
 
 
 def _confirm_failure(check: Check, *, significant: bool) -> None:
-    """Leave a significant failure as it is. Change a failure that is not significant to passed or undecided."""
+    """If a failure is not significant, let the check pass (the value is within its limit) or make it undecided."""
     exceeds = exceeds_limit(check)
     if significant:
         check.reason = "" if exceeds else STATISTIC_REASONS.get(check.statistic, "")
@@ -422,7 +422,7 @@ def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(case: _Case) -> tuple[float, float, float] | None:
-    """Return three limits, computed from the baseline's value and from the low and high end of its 95% interval."""
+    """Return the limit, and the limits that the two ends of the baseline's 95% interval give instead of its value."""
     check, bound = case.check, case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound
@@ -572,7 +572,7 @@ def load_result(
     corrections: Sequence[Correction] = (),
     **options: Unpack[ReadOptions],
 ) -> Result:
-    """Read a saved Result. If `paths` are dumps, analyze them, with the columns and corrections that the rules name."""
+    """Read a saved Result, or analyze dumps with `corrections` and with every column and preset that a rule uses."""
     dumps = [source for source in paths if not isinstance(source, Result)]
     saved = [each for each in paths if isinstance(each, Result) or (isinstance(each, str) and is_result(each))]
     if saved:

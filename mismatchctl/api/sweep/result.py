@@ -294,7 +294,7 @@ def round_values(values: Float64s) -> Float64s:
 
 
 def order_by_strictness(study: Study) -> list[int]:
-    """Return the point numbers of a study, from the point with the loosest bounds to the strictest."""
+    """Return the indices of a study's points, sorted from the loosest to the strictest bounds."""
     columns = []
     for path in study.paths:
         variants, places = study.variants(path)

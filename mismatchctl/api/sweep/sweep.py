@@ -72,7 +72,7 @@ _DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # |log(threshold)| th
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """A rule with one threshold, such as "token ratio within [1/x, x]". The sweep finds the x that meets a target."""
+    """A rule with a threshold x, such as "ratio within [1/x, x]". The sweep finds x for a target (1% rejection)."""
 
     words: str  # description for tables, such as "token weights truncated at x"
     correction: Correction  # a correction that consists of this rule, with any threshold
@@ -421,7 +421,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         scope: str,
         groups: Sequence[LabelValue],
     ) -> pl.DataFrame:
-        """Return one row for each label in `groups` and each point of family `number`. Undefined values are null."""
+        """Return one row per group and per correction (point) of family `number`. Undefined values are null."""
         family, study = self.families[number], self.studies[self.of_study[number]]
         points, count = family.points.tolist(), len(groups) * len(family.points)
         columns: dict[str, Any] = {"run": [run] * count, "correction": [study.name] * count}
@@ -551,7 +551,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
-    """Return the metrics at the threshold of each target, computed in one more pass ({} without a threshold)."""
+    """Read the dump again to measure the threshold that meets each target. A target without a threshold gives {}."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:

@@ -211,7 +211,7 @@ class _PlainDict(dict[Any, Any]):
 
 
 Names = Mapping[tuple[str, str], Any]
-"""(module, name) in a pickle -> the object that is used instead. A pickle may call these objects."""
+"""Maps an imported object of a pickle, as (module, name), to a safe replacement that the pickle may call."""
 _NUMPY_NAMES: Names = {
     ("numpy", "dtype"): _PickledDtype,
     ("numpy", "ndarray"): UnreadValue("numpy.ndarray"),

@@ -178,7 +178,7 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
 def _convert_run(
     named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
 ) -> tuple[list[ConversionOutcome], list[str]]:
-    """Return for each file a table, `None` (no sequences) or, with `skip`, an error. Also return notes for the user."""
+    """Convert each file to a table, `None` (no sequences), or an error (with `skip`). Also return notes for users."""
     place = os.path.commonpath(named)
     source = ForeignRun(place)
     paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]

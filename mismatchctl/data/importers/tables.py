@@ -398,7 +398,7 @@ def _to_cells(values: NDArray[Any]) -> Any:
 
 
 def _from_frame(frame: Any) -> pa.Table:
-    """Convert a polars table to Arrow, without unsupported columns. Integers that are too large become text."""
+    """Convert a polars table to Arrow, without unsupported columns. Columns with integers above 64 bits become text."""
     import polars as pl
 
     columns = []

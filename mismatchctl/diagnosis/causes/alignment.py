@@ -187,7 +187,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """Split each sequence at the largest rise of the mean of `values`. Return split index, t statistic and rise."""
+    """Split each sequence where the mean of `values` rises most. Return index, t statistic and rise per sequence."""
     floor = max(0.3 * float(values.var()), 0.03)
     n = case.each(case.counts.astype(np.float64))
     running = np.append(0.0, np.cumsum(values))
@@ -425,7 +425,7 @@ _REPAIRING = {
 }  # fmt: skip
 """If an earlier test found one of these causes, only NaN, infinite and null log-probs count as placeholders."""
 _IMPOSSIBLE, _MIN_PADDING_RUN, _DENIED = "impossible", 4, 2.0
-"""Name for single tokens with train log-prob -inf. `_MIN_PADDING_RUN` or more adjacent tokens are padding instead."""
+"""A token with train log-prob -inf is called "impossible". `_MIN_PADDING_RUN` or more adjacent ones are padding."""
 _PLACEHOLDER_KINDS = {
     "nonfinite": "NaN, infinite or null",
     "positive": "above 0",

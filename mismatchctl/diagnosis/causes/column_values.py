@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Find the sign, log base or other factor that makes the two sides agree in the largest number of sequences."""
+    """Find the factor of one side (such as -1 or ln 10) with which most sequences agree. Return flags for them [S]."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)

@@ -112,7 +112,7 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
 
 
 def _find_padding_run(case: Case, *, last: bool) -> tuple[Bools, float, float] | None:
-    """Find padding at the end or start of rows. Return its tokens [T], rollout log-prob and train log-prob."""
+    """Find padding at the end (`last`) or start of rows. Return flags of its tokens [T], and its two log-probs."""
     if len(case.x) < _FEWEST:
         return None
     used = np.flatnonzero(case.counts > 0)
@@ -264,8 +264,8 @@ def detect_packed_columns(case: Case) -> Detection | None:
 def _find_gaps(case: Case) -> tuple[Bools, Ints, Ints] | None:
     """Find rows with masked tokens between valid tokens.
 
-    Also return two arrays with the index [T] that each valid token would have if its row had no gaps. In the first
-    array, a row starts at its first valid token. In the second array, it starts at its first token.
+    Return flags of these rows. Also return the index [T] that each valid token would have without gaps, in two arrays:
+    if the first valid token of the row keeps its place, and if it moves to the start of the row.
     """
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():

@@ -37,7 +37,7 @@ def is_plain_noise(case: Case) -> bool:
 
 
 def fits_larger_model(case: Case) -> bool:
-    """Return True if bfloat16 can cause this noise, but only in a large or unusually certain model."""
+    """Return True if the noise is too large for bfloat16 in a small model, but not in a large or more certain model."""
     # BFLOAT16_NOISE was measured in small models. A larger or more certain model may have 3 times this noise.
     small = BFLOAT16_NOISE <= case.noise < 3.0 * BFLOAT16_NOISE
     return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
@@ -469,7 +469,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
 
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
-"""A gross token differs by these nats and by this multiple of the noise. If a larger share does, no token is gross."""
+"""A token is gross if its |log ratio| exceeds 1.2 nats and 30 times the noise, unless 45% of the tokens do."""
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0

@@ -254,10 +254,10 @@ def _find_top_p(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 
 def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
-    """Return the number of kept tokens (low, estimate, high), and z > 0 if more tokens are kept when less mass is lost.
+    """Estimate how many tokens the sampler keeps (low, estimate, high), and a z-score that shows if the number varies.
 
-    The number is the mean of 1 / q, where q is the sampler's probability of the sampled token. Small removed masses are
-    mostly noise, so the weight of a position is the square of its removed mass.
+    On average, 1 / (rollout probability) is the number of kept tokens. Positions are weighted by the square of `cut`,
+    the removed mass. The z-score is positive if positions with a smaller `cut` keep more tokens.
     """
     length = _estimate_mean_kept(case, np.maximum(cut - 0.1, 0.0) ** 2)
     weights = np.where(cut > 0.03, cut, 0.0) ** 2
@@ -275,7 +275,7 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
 
 
 def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
-    """Return the weighted mean of 1 / rollout probability, its standard error, and half the width of its interval."""
+    """Return the weighted mean of 1 / (rollout probability), its standard error, and half the width of its interval."""
     chosen = weights > 0
     clusters = len(np.unique(case.clusters[case.where[chosen]]))
     if chosen.sum() < _KEPT_MIN_PLACES or clusters < 2:
@@ -329,7 +329,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
 
 
 def _compare_entropy(case: Case) -> Detection | None:
-    """Compare the mean of -log p with the mean recorded entropy. They are equal if p is the sampler's probability."""
+    """Compare the mean negative log-prob with the mean recorded entropy, which are equal for sampled tokens."""
     entropy = case.token_column("entropy")
     filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounding keeps the mean
     if entropy is None or case.reshaped or filled or case.noise > 0.1:

@@ -425,7 +425,7 @@ _MIN_FREEDOM = 12
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
 """The mismatch is assumed to vary by 10% between steps. This assumption has the weight of 8 measured steps."""
 MIN_ROWS = 4
-"""Minimum number of sequences for the log mismatch of a group."""
+"""A step or column value with fewer sequences is not tested for an unusual mismatch."""
 StepKey = tuple[GroupValue, GroupValue]
 StepCells = dict[StepKey, Float64s]
 """(step, value of a column) -> matrix of sums from `sum_levels`, [4, 4]."""

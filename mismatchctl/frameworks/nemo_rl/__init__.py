@@ -92,7 +92,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _padding_sum(run: ConfiguredStep, ratio: Array) -> float:
-        """Return NaN if a padded row has an infinite ratio, else 0. NeMo-RL's sums contain this padding (inf * 0)."""
+        """Return NaN if a padded row has an infinite ratio, else 0. NeMo-RL multiplies it by 0, and inf * 0 is NaN."""
         infinite = run.segments.max(np.isinf(ratio)) > 0
         return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 

@@ -98,7 +98,7 @@ class Roll(PlainFramework):
         }
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute the logged metrics. As in ROLL, some shares also count padding."""
+        """Compute the metrics that ROLL logs. Like ROLL, also count padding in some shares."""
         logged: dict[str, float] = {}
         for level, (ratio, apart) in self._levels(run).items():
             logged[f"actor/train_infer_ratio_{level}_mean@sum"] = self._mean(run, ratio)

@@ -295,7 +295,7 @@ def _normalize_keys(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
-    """Return the path of the correction function. If only fields of mis.yaml are given, return the path of mis.py."""
+    """Return the path of the correction function, which is mis.py if only fields of mis.yaml are given."""
     if given is None:
         return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
     function = str(given).rpartition(".")[2]
@@ -424,7 +424,7 @@ def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Argum
 
 
 def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[str]]:
-    """Change details of a Correction that are fixed in slime, such as `effect`. Return it, and a list of changes."""
+    """Replace what slime cannot change, such as `effect`. Return the new Correction, and a list of replacements."""
     notes, weight = [], correction.weight
     if any(gate.effect != effect for gate in correction.gates):
         notes.append(

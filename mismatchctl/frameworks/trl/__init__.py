@@ -48,7 +48,7 @@ class Trl(PlainFramework):
         return options
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return the name `entropy`. It cannot be computed from a dump, because it depends on the whole vocabulary."""
+        """Return `entropy`, which `replay` cannot compute, because it depends on the whole vocabulary."""
         return {"entropy": ""}
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:

@@ -139,7 +139,7 @@ def _format_pure_key(version: VerlVersion) -> str:
 
 
 def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
-    """Yield findings about bypass mode for the V1 trainer, because this trainer applies only a part of it."""
+    """Yield findings about settings of bypass mode that verl's V1 trainer ignores or reads from another block."""
     root, settings, use_v1 = written.root, written.settings, written.find("trainer", "use_v1")
     # No finding if rollout and trainer run on separate nodes, because verl then applies bypass mode.
     separate = "async_training" in root or (isinstance(root.get("rollout"), Mapping) and "actor_rollout_ref" in root)

@@ -37,7 +37,7 @@ def float32_log(threshold: float) -> float:
 
 
 def over_tokens(sample: ConfiguredStep, values: Values, level: str) -> Values:
-    """Repeat a value per row [S] for each of its tokens [T]. At level `token`, return the values unchanged."""
+    """Repeat the value of each row [S] for its tokens [T]. With level "token", `values` are per token already."""
     return values if level == "token" else sample.segments.spread(values)
 
 
@@ -106,7 +106,7 @@ def _measure_ratio(
     upper: float,  # weights above this count as high, and are truncated to it
     zero: bool = False,  # True if weights outside the bounds become 0 (IcePop)
 ) -> Measured:
-    """Compute values of the ratio at a level. For rows, `high` and `low` compare float32 log ratios, as in verl."""
+    """Compute ratios, weights and flags at a level. Like verl, compare log ratios of rows with float32 bounds."""
     token = level == "token"
     x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))
@@ -179,7 +179,7 @@ Tables = tuple[str, ...]
 
 
 def _weight_tables(level: str, version: VerlVersion) -> Tables:
-    """Return the tables with metrics of weights. In 2025-10, shares of geometric weights are shares of tokens."""
+    """Return the names of the tables with metrics of weights. verl 2025-10 counts geometric weights per token."""
     kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
     return "weights", f"{kind}_weights"
 
@@ -290,7 +290,7 @@ _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by a smaller mean
 
 
 _Outcome = tuple[Floats | None, Bools, dict[str, float]]
-"""Final weights [T] (`None` without weights), flags of kept tokens [T], and logged values."""
+"""(final weights [T], or `None` if the correction has no weights; flags of kept tokens [T]; logged values)."""
 
 
 def replay_step(

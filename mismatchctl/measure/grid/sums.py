@@ -58,7 +58,7 @@ from mismatchctl.measure.sums import (
 )
 
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
-"""Maximum number of tokens in a block, and of values in one of its columns. Larger blocks do not fit the CPU cache."""
+"""Maximum size of a block, so that it fits the CPU cache: number of tokens, and of values in one column."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 """Minimum number of sequences per block. It is lower if a column would exceed MOST_VALUES values (8 MiB)."""
 
@@ -456,7 +456,7 @@ class _FamilyTable:
 
 @dataclass(frozen=True)
 class ClosedFamily:
-    """Final sums of one family in one group, with normalized weights and merged micro-batches."""
+    """Final sums of one group (such as a step) for a family of corrections: normalized, and over all micro-batches."""
 
     # name -> column, with a value per point of the grid [1, ...]
     totals: Arrays
@@ -467,7 +467,7 @@ class ClosedFamily:
 
 
 def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
-    """Return the divisors that normalize the weights of each micro-batch, if weights are normalized."""
+    """Return the divisors of the weights in each micro-batch, or `None` if the family does not normalize weights."""
     rule, table = family.correction.weight, group.totals
     if rule is None or rule.normalize == "none":
         return None

@@ -79,7 +79,7 @@ class Term:
 
 @dataclass
 class BlockColumns:
-    """The columns of one block for all corrections of a family (the points of its grid)."""
+    """The columns of one block, for all corrections of a family at once."""
 
     parts: BlockParts  # the micro-batches of the block
     # 1 for a sequence that all gates on sequences keep, else 0 [S, 1, ..., variants]. None if all sequences are kept.
@@ -212,7 +212,7 @@ def _take_entries(values: Float64s, places: Ints) -> Float64s:
 
 @dataclass(frozen=True)
 class IntervalVariants:
-    """Several intervals of one quantity, such as the values that each variant of a gate keeps."""
+    """Several intervals on one scale, such as the log ratios that a gate keeps with each of its thresholds."""
 
     edges: Float64s  # ascending. The bin of a value is the number of edges <= value.
     inside: BinIntervals  # the bins inside of the interval of each variant
@@ -264,7 +264,7 @@ class IntervalVariants:
         return narrowed, of if narrowed.variants < self.variants else None, before[:-1]
 
     def sides(self, values: Float64s) -> tuple[Bools, Bools]:
-        """Return two arrays of flags [values, intervals]: value below interval, value above interval."""
+        """Return two arrays of flags [values, intervals]: the value is below the interval, or above it."""
         bins = self.bin(values)[:, None]
         return bins < self.inside.starts, bins >= self.inside.stops
 
@@ -299,7 +299,7 @@ class WeightBounds:
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
 
     def factor(self, low: int, high: int, origin: float = 0.0) -> Float64s:
-        """Return (self.low - origin)^low * (self.high - origin)^high per weight rule, or 0 if this is not finite."""
+        """Return (self.low - origin)^low * (self.high - origin)^high per weight rule. If it is not finite, return 0."""
         with np.errstate(over="ignore", invalid="ignore"):
             made: Float64s = (self.low - origin) ** low * (self.high - origin) ** high
         return np.where(np.isfinite(made), made, 0.0)
@@ -468,7 +468,7 @@ class CorrectionFamily:
 
     @cached_property
     def cells(self) -> int:
-        """Return the number of combinations of bins (one bin per rule on tokens)."""
+        """Return the number of cells that tokens are sorted into: the product of the bin counts of all token rules."""
         weight, rules = self.correction.weight, list(self.thresholds[: self.token_gates])
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)

@@ -23,7 +23,7 @@ from mismatchctl.measure.kernels.kernel import Kernel
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Start to copy values to a GPU, and do not wait for the end. Only page-locked memory allows this."""
+    """Start to copy values to a GPU, and do not wait. Only page-locked memory allows this, so copy them there first."""
     buffer = torch.empty(values.shape, dtype=_torch_dtype(values.dtype), pin_memory=device.type == "cuda")
     np.copyto(buffer.numpy(), values)
     return buffer.to(device, non_blocking=True)
@@ -69,7 +69,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return len(self.tensor)
 
     def __getitem__(self, tokens: Ints | DeviceArray) -> NDArray[Any] | DeviceArray:
-        """Select values by index. Return a numpy array for a numpy index, and a DeviceArray for a DeviceArray."""
+        """Select values by index. A numpy index gives a numpy array, and an index on the GPU gives a DeviceArray."""
         if isinstance(tokens, DeviceArray):
             return DeviceArray(self.tensor[tokens.tensor])
         return to_host(self.tensor[to_device(tokens, self.tensor.device)])

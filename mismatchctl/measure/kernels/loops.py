@@ -56,7 +56,7 @@ _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_R
 
 @compile_terms
 def split_exponent(x: float) -> tuple[float, float, float]:
-    """Return (exp(r) - 1 - r, r, 2^n) for x = n ln 2 + r with |r| <= ln 2 / 2, so that exp(x) = 2^n exp(r)."""
+    """Split exp(x) into 2^n exp(r) with |r| <= ln 2 / 2. Return (exp(r) - 1 - r, r, 2^n)."""
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
@@ -83,7 +83,7 @@ def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, flo
 
 @compile_loop
 def _largest_magnitude(policy: Any, reference: Any) -> Any:
-    """Return the largest of all |log ratio| and |reference log-prob|, or 0 without tokens."""
+    """Return the largest absolute value of all log ratios and reference log-probs, or 0 without tokens."""
     farthest = float32(0.0)
     for j in range(len(policy)):
         apart, own = float32(policy[j] - reference[j]), float32(reference[j])
@@ -186,7 +186,7 @@ _LOW_BOUNDS, _HIGH_BOUNDS = INTERVALS
 
 @compile_loop
 def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
-    """Count the tokens outside of each of the INTERVALS. Intervals become wider: stop if one contains all tokens."""
+    """Count the tokens outside of each of the INTERVALS, from narrow to wide. Stop at one that contains all tokens."""
     for place in range(len(outside)):
         low, high = _LOW_BOUNDS[place], _HIGH_BOUNDS[place]
         if lowest >= low and highest <= high:
@@ -268,7 +268,7 @@ def _place_surprisal(reference: Any, where: Any) -> None:
 _SURPRISAL_BINS_ABOVE = tuple(
     int(np.count_nonzero(place < PROBABILITY_BIN_BY_SURPRISAL)) for place in range(len(PROBABILITY_EDGES))
 )
-"""For each of the PROBABILITY_EDGES, the number of surprisal bins whose probabilities are above this edge."""
+"""The PROBABILITY_EDGES as indices of surprisal bins. All bins before this index have a higher probability."""
 _CAP_COUNT = len(K3_CAPS)
 _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 
@@ -402,7 +402,7 @@ def search_sequences(
 
 @compile_sums
 def _add_level_terms(rollout: Any, train: Any, valid: Any, cap: float, sums: Any) -> None:
-    """Compute the LevelTerms of one sequence. `min` and `max` ignore NaN only if the constant is the first argument."""
+    """Write the LevelTerms of one sequence to `sums`. A constant must be the first argument of `min` to ignore NaN."""
     finite = identical = size = certain = 0.0
     for j in range(len(train)):
         x = abs(float64(train[j]) - float64(rollout[j]))

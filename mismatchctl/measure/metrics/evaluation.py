@@ -52,7 +52,7 @@ from mismatchctl.measure.sums import (
 _EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sum of w - 1 -> count of its tokens
 _FACTOR_COLUMNS = ("weight_excess", "tokens", "mean_excess", "sequences", "empty_sequences")
 _LINEAR_COLUMNS = ("sequence_weight", "loss", "loss_mean", "gradient_product")
-"""Sums that are proportional to the weights. The last three only exist if the dump has current log-probs."""
+"""Sums that double if all weights double. All but `sequence_weight` need current log-probs in the dump."""
 _LOSS_COLUMNS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
 _CANCELLATION_LIMIT = 1e-14  # if normalization leaves less of the sum of (w - 1)^2, the rest is rounding error
 _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
@@ -102,7 +102,7 @@ def group_factors(table: ClusterTable, plan: MeasurePlan) -> ScopeFactors:
 
 
 def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSums:
-    """Finish the sums of one group: normalize weights, merge micro-batches, and count clusters."""
+    """Return the final sums of one group: normalize its weights, merge its micro-batches, and count its clusters."""
     table, width, corrections = cell.table, len(plan.sums), len(plan.corrections)
     sums = np.zeros((width + 2 * corrections + 1, len(table))).T
     sums[:, :width], maxima = table.sums, table.maxima.copy(order="K")
@@ -229,11 +229,11 @@ class _GroupSums:
 
 
 _Section = tuple[tuple[Metric, ...], Collection[str]]
-"""(metrics of one pair of policies or correction, keys of those metrics that get no standard errors)."""
+"""(metrics of one pair of policies or of one correction, keys of those metrics without standard errors)."""
 
 
 class Evaluator:
-    """Evaluates the metrics of a plan. To save time, a formula is evaluated for many steps at once."""
+    """Computes all metrics of a plan from sums. To save time, it evaluates each formula for many steps at once."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         self.plan = plan
@@ -333,7 +333,7 @@ def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict
 
 
 class ColumnReader:
-    """Reads columns and records their names. For derivatives, it adds an imaginary step to the column `moved`."""
+    """Reads columns and records their names. For complex-step derivatives, it adds i * IMAGINARY_STEP to `moved`."""
 
     def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
         self._read, self._moved = read, moved

@@ -63,7 +63,7 @@ _SCALES = {"": None, "log": LOG_SCALE, "ess": ESS_SCALE, "chi2": CHI2_SCALE}
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the 95% intervals and their actual coverage: `scale.covers` if the tail is heavy, else NaN."""
+    """Return the 95% intervals, and their actual coverage (`scale.covers`) if a heavy tail reduces it, else NaN."""
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
         width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
@@ -77,7 +77,7 @@ def compute_intervals(
 
 
 def t_quantile(normal: float, degrees: Any) -> Any:
-    """Convert a quantile of the normal distribution to the quantile of Student's t (Cornish and Fisher 1937)."""
+    """Convert a normal quantile, such as 1.96, to Student's t with `degrees` of freedom (Cornish and Fisher 1937)."""
     cube, fifth = normal**3, normal**5
     with np.errstate(divide="ignore"):
         inverse = 1 / np.maximum(degrees, 0.0)

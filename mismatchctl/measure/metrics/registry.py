@@ -51,7 +51,7 @@ def std(column: str) -> Formula:
 
 
 def _variance(square: Number, mean: Number) -> Number:
-    """Compute the variance from the mean square and the mean. If it is only rounding error, return 0."""
+    """Return the mean square minus the squared mean, or 0 if this variance is only rounding error."""
     variance = square - mean * mean
     return np.where(np.real(variance) < _ROUNDING * np.real(square), variance * 0.0, variance)
 
@@ -258,7 +258,7 @@ SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count ratios near 1 and far from 1 per sequence, and flag sequences whose mean log ratio is near 0."""
+    """For each sequence, count the ratios near 1 and far from 1, and check if the mean log ratio is near 0."""
     lengths = block.segments.lengths.astype(np.float64)
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
@@ -431,7 +431,7 @@ _AGGREGATIONS = (
     ("seq-mean-token-mean", "_seq_mean", "{}_mean / kl_sequences",
      "mean over tokens of a sequence, mean over sequences with a token"),
 )  # fmt: skip
-"""Ways to aggregate a per-token KL: (name, suffix of the metric's key, formula, description)."""
+"""Ways to average the KL of tokens over a batch: (name, suffix of the metric's key, formula, description)."""
 
 
 def _kl_metrics(kind: str, unbiased: bool) -> Iterator[Metric]:

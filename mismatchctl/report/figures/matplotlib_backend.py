@@ -190,7 +190,7 @@ def figures_of_page(document: Document) -> dict[str, Figure]:
 
 
 def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield (name, function that returns the content) of each file: pictures, CSV files, and the captions."""
+    """Yield each file to write, as (name, function that returns its content): pictures, CSV files, and the captions."""
     for stem, figure in figures.items():
         yield f"{stem}.{kind}", lambda figure=figure: figure_content(figure, kind)  # type: ignore[misc]
         yield f"{stem}.csv", lambda figure=figure: figure.csv().encode()  # type: ignore[misc]

@@ -199,7 +199,7 @@ def _point_marks(kind: fig.MarkKind, name: str, points: Sequence[_Point], color:
 
 
 def _preset_points(run: RunResult) -> list[_Point]:
-    """Return the points of the presets. Presets at the same point share a label."""
+    """Return a labeled point for each preset. Presets with equal values share one point and one label."""
     names: dict[tuple[float, float], list[str]] = {}
     for name, point in run.presets.items():
         if point.k3_kept:

@@ -155,7 +155,7 @@ def _threshold_rules(own: StudyRun, place: int) -> Iterator[ReferenceLine]:
 
 
 def front_figure(own: StudyRun) -> Figure | None:
-    """Draw the Pareto front: remaining K3 or ESS against the rejected share."""
+    """Draw the Pareto front: usually K3 of the kept tokens against the share of rejected tokens."""
     study, rejected, k3 = own.study, own.floats("rejected_tokens"), own.floats("k3_kept")
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
     x, across = Axis("tokens rejected", percent=True), rejected
