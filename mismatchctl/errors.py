@@ -70,12 +70,12 @@ def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 _FLAGS = {"columns": "--column", "corrections": "--correction", "rules": "--rule"}
-"""Keyword argument of the Python API -> command-line flag, for arguments whose flag has another name."""
+"""Flags that are not named like the argument of the Python API, such as `--column` for `columns`."""
 _interface = "python"
 
 
 def interface() -> str:
-    """Return who reads the messages: `python` (users of the Python API) or `command` (users of the command line)."""
+    """Return `python` if users of the Python API read the messages, or `command` for users of the command line."""
     return _interface
 
 

@@ -34,7 +34,7 @@ MAX_TOKENS = 4_096
 
 @dataclass(frozen=True)
 class SequenceRow:
-    """One sequence to show. It has A tokens, and T of them are valid."""
+    """One sequence to show. A is its number of tokens, and T is its number of valid tokens."""
 
     file: str
     row: int

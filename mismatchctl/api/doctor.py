@@ -44,7 +44,7 @@ class Dependency:
 
     @property
     def fits(self) -> bool:
-        """Return True if the installed version is accepted. A missing optional package is also accepted."""
+        """Return True if the installed version is supported, or if an optional package is not installed."""
         if self.version is None:
             return self.optional
         return Requirement(f"{self.name}{self.wanted}").specifier.contains(self.version, prereleases=True)

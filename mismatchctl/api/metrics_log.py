@@ -184,7 +184,7 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Find mismatch metrics in logs and their trends. Runs with equal names get the path of their log as a prefix."""
+    """Find mismatch metrics in logs, and their trends. Runs that are both named `a` become `log1: a` and `log2: a`."""
     found: list[tuple[str | Path, LoggedRun]] = []
     count = 0
     for path in paths:

@@ -188,7 +188,7 @@ def _block_statistics(
 
 
 def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
-    """For each sequence, reduce (for example sum) its values from its start to each index in `ends` [S, OCTAVES]."""
+    """For each sequence, return the sum, minimum or maximum of its values before each index in `ends` [S, OCTAVES]."""
     starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
     filled = starts < ends
     found = np.full(ends.shape, neutral)
@@ -276,7 +276,7 @@ def _predict_batch(
 def _draw_batches(
     table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator
 ) -> Float64s:
-    """Simulate BATCH_DRAWS batches and return their rejected fractions. A batch only contains clusters of one step."""
+    """Simulate BATCH_DRAWS batches, each from the clusters of one step. Return the rejected share of each batch."""
     prompts = min(max(round(sequences / per_cluster), 1), 1 << 62)  # multinomial() takes at most 2^63 - 1
     groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
     which = random.integers(0, len(groups), BATCH_DRAWS)
@@ -297,7 +297,7 @@ def _draw_batches(
 
 
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
-    """Draw the cluster of each prompt [prompts, batches] from Polya's urn (equivalent to random Dirichlet weights)."""
+    """Draw a cluster per prompt from Polya's urn, in which drawn clusters become more likely [prompts, batches]."""
     start = clusters + 2 * prior
     picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
     for pick in picks:
@@ -378,7 +378,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
-    """Fit a growth curve y(x). Return its value at x = `where`, half the width of its interval, and a status."""
+    """Fit a trend to y(x). Return the predicted y at x = `where`, half the width of its interval, and a status."""
     ramps = Ramps.fit(x, y)
     if not ramps.has_change(len(y)):
         effective = effective_residuals(y - y.mean(), len(y))
@@ -423,7 +423,7 @@ _ZERO_BIAS_SHARE = 0.01  # if the bias does not grow in this share of the replic
 
 
 def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
-    """For each replicate, predict the summed log ratio that each sequence would have at `length` tokens [R, S]."""
+    """For each bootstrap replicate, predict each sequence's sum of log ratios if it had `length` tokens [R, S]."""
     log_ratio, k3, excess = np.moveaxis(sample.sums[:, -1], 1, 0)
     tokens = sample.tokens.astype(np.float64)
     small = k3.sum() < _MAX_K3 * tokens.sum()
@@ -450,7 +450,7 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
 
 
 def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
-    """Return the variance of summed log ratios at lengths `tokens` [R, lengths], from its components `parts` [R, 4]."""
+    """Return the variance of a response's summed log ratio at each length, from `variance_components` [R, lengths]."""
     grown = np.stack([tokens, tokens**2 / 2, tokens**2, tokens**4 / 4])
     return np.maximum(parts @ grown, np.finfo(np.float64).tiny)
 
@@ -502,7 +502,7 @@ def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]
 
 
 def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
-    """For each replicate and sequence, return the mean of `values` per token over the sequences of its step [R, S]."""
+    """For each bootstrap replicate and sequence, return the mean of `values` per token in its step [R, S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
     return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]
@@ -528,15 +528,15 @@ def _shrink_mean(
 
 
 def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the mean in each replicate [R], and the influence of each sequence on the mean [S]."""
+    """Return the mean in each bootstrap replicate [R], and how much each sequence shifts the mean [S]."""
     top, bottom = parts
     return (weights @ top) / (weights @ bottom), (top - top.sum() / bottom.sum() * bottom) / bottom.sum()
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Return how much the predicted sum of log ratios changes because their mean drifts along the response [R, S].
+    """Return the change of the predicted sum of log ratios if their mean depends on the position [R, S].
 
-    If K3 grows with the position, it is assumed to keep growing. If K3 falls, it is assumed to keep its last value.
+    If K3 rises along the response, it is assumed to rise further. If K3 falls, it is assumed to stay at its last value.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -591,7 +591,7 @@ _LENGTH_MODEL = (
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
 """Smallest assumed prediction error per doubling of the length, in probits. The second is for gates on min or max."""
 MAX_INTERVAL_WIDTH = 0.9
-"""If the 90% interval of a prediction is wider, the prediction is not shown."""
+"""Maximum width of a prediction's 90% interval. A prediction with a wider interval is not shown."""
 _LARGE_MISS = 0.10
 CHECK_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Predictions are checked for gates that have these quantiles of the observed ratios as bounds."""

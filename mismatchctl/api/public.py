@@ -479,7 +479,7 @@ def _read_options(
 def _list_targets(
     rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]
 ) -> list[tuple[str, float]]:
-    """Return the targets of `sweep` as pairs (metric, value)."""
+    """Return the targets for rejection and ESS as pairs (metric, wanted share)."""
     from mismatchctl.api.sweep.sweep import ESS_METRIC, TARGET_REJECTIONS
 
     shares = {} if rejection is None else rejection if isinstance(rejection, Mapping) else {"tokens": rejection}

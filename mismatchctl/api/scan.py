@@ -81,7 +81,7 @@ _PLACE_COLUMN = "\0place"
 
 @dataclass(frozen=True)
 class TrimThresholds:
-    """For each gate with `over: batch`: (run, step) -> the smallest value that the gate drops at this step."""
+    """For each gate with `over: batch`, the smallest value that the gate drops, by (run, step)."""
 
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 

@@ -24,7 +24,7 @@ DEFAULT_INTERVAL = 10.0
 _MAX_FAILED_LOOKS = 2
 """If more checks in a row fail, `watch` ends. A single check can fail because a file is replaced while it is read."""
 _MAGIC_BYTES = {b"PAR1": b"PAR1", b"ARRO": b"ROW1"}
-"""First four bytes of a Parquet or Arrow file -> its last four bytes if the file is complete."""
+"""First and last four bytes of a complete Parquet file and of a complete Arrow file."""
 
 StepKey = tuple[str, int]
 """A step of a run: (name of the run, index of the step in the run's `groups.labels`)."""
@@ -98,7 +98,7 @@ class DumpWatcher:
             self.sleep(self.every)
 
     def _compare(self, result: Result) -> Snapshot:
-        """Return a Snapshot of the steps and answers that are new or changed since the last check."""
+        """Return a Snapshot with the steps that are new or changed, and the runs whose answers changed."""
         steps, again, answered = [], set(), []
         for name, run in result.runs.items():
             for index, label in enumerate(run.groups.labels):

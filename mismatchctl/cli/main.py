@@ -42,7 +42,7 @@ STDOUT_NAME = "stdout"
 
 _LONG_WORD = re.compile(r"(\S{200})\S{300,}(\S{100})")
 _MAX_ERROR_LENGTH = 1000
-"""Maximum number of characters of an error message. Messages that repeat long input are cut."""
+"""Maximum number of characters of an error message. The middle of a longer message is left out."""
 
 
 class _NamedStdout(io.FileIO):

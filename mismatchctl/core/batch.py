@@ -109,7 +109,7 @@ class Segments:
         return result
 
     def sum(self, values: NDArray[Any]) -> Float64s:
-        """Return the sum of `values` per segment, in float64. Empty segments give 0."""
+        """Return the sum of `values` in each segment, in float64. The sum of an empty segment is 0."""
         return self._reduce(np.add, values, 0.0, np.float64)
 
     def min(self, values: NDArray[Any]) -> Float64s:
@@ -182,7 +182,7 @@ class TokenBatch:
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Map "reward", "advantage" and "length" to two arrays [S]: flags (1 if known), and values (0 if unknown)."""
+        """Map "reward", "advantage" and "length" to (known, values) [S]. An unknown value is 0, with known = 0."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -204,7 +204,7 @@ class TokenBatch:
         return sorted(column for column in columns if has.get(column) is None)
 
     def log_probs(self, policy: str) -> Floats | None:
-        """Return the log-probs of a policy per token. `proximal` is an interpolation of `rollout` and `current`."""
+        """Return a policy's log-probs per token, or `None`. `proximal` interpolates `rollout` and `current`."""
         if policy == "proximal":
             return None if self.current is None else self._proximal(self.current)
         if policy in ("rollout", "train", "current"):

@@ -37,7 +37,7 @@ def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """Return a lower bound of the `number`-th largest value, or -inf if it is negative. `counts`: per signed bin."""
+    """Return a lower bound of the `number`-th largest value, or -inf if it is negative. `counts` is a histogram."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
@@ -88,7 +88,7 @@ SURPRISAL_BINS = OctaveBins(-10, 5)
 LENGTH_BINS = OctaveBins(0, 20)
 """Bins of the response length in valid tokens. Each factor of 2 has two bins."""
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
-"""Desired edges of the bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used instead."""
+"""Approximate bin edges of the rollout probability. Each is moved to the nearest edge of SURPRISAL_BINS."""
 CAP_EXPONENTS = tuple(range(-18, 2))
 """Exponents e of the caps on K3. Cap (2^e)^2 / 2 is about the K3 of a log ratio of 2^e. Larger K3 count as the cap."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))

@@ -126,7 +126,7 @@ def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
 
 @compile_loop
 def _find_levels_end(body: Any, at: int) -> int:
-    """Return the end of the Parquet levels whose byte count is stored at `at`, or -1 if the page ends before."""
+    """Return the index after the Parquet levels whose size is stored at `at`, or -1 if the page is too short."""
     if at < 0 or at + 4 > len(body):
         return -1
     end = at + 4

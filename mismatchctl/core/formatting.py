@@ -14,7 +14,7 @@ INTERVAL_LEVEL = 0.95
 INTERVAL_Z = 1.959963984540054
 """Half width of a 95% confidence interval, in standard errors."""
 ONE_SIDED_Z = 1.6448536269514722
-"""Distance between an estimate and its one-sided 95% bound, in standard errors. Decisions use this bound."""
+"""95% quantile of the normal distribution. Decisions use one-sided bounds: estimate ± 1.645 standard errors."""
 
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
@@ -121,7 +121,7 @@ DASH = "–"
 COUNT_UNITS = frozenset({"tokens", "sequences", "clusters", "rows", "bytes", "0/1"})
 """Units of values that are integers."""
 UNITS_AROUND_ONE = frozenset({"fraction", "ratio", "correlation"})
-"""Units of values that get more digits near 1, so that 0.99998 is not shown as 1."""
+"""Units whose values have more digits near 1: 0.99998 is not shown as 1."""
 
 _DIGITS = 3
 _MOST_DIGITS = 9
@@ -155,7 +155,7 @@ def format_estimate(
 ) -> str:
     """Format a value ± half the width of its 95% interval: `(5.36 ± 0.41)e-4`, `13.2 ± 0.78%`.
 
-    If the value is not near the middle of the interval, show its ends: `2.45e-3 (4.04e-4 to 0.0148)`.
+    If the interval is much wider on one side of the value, show its ends: `2.45e-3 (4.04e-4 to 0.0148)`.
     """
     text = format_number(value, unit)
     if value is None or not math.isfinite(value) or not se or not math.isfinite(se):
@@ -233,7 +233,7 @@ def _format_percent(value: float) -> str:
 
 
 def _digits_around_one(value: float) -> int:
-    """Return how many digits of a value near 1 to show, so that its distance from 1 has three digits."""
+    """Return the number of digits to show near 1. The distance from 1 has two digits: 0.99876 becomes 0.9988."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS

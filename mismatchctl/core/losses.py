@@ -104,7 +104,7 @@ def sapo_loss(
 
 
 def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: Segments) -> LossTerm:
-    """Compute the GMPO loss -A exp(mean log ratio). Log ratios are clamped: <= `high` if A > 0, else >= `low`."""
+    """Compute the GMPO loss -A exp(mean x). Each log ratio x is at most `high` if A > 0, and at least `low` if not."""
     up = advantages > 0
     clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
     ratio = exp(sequences.spread(sequences.mean(clipped)))
@@ -151,7 +151,7 @@ LOW_VAR_BOUND = 10.0
 
 
 def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
-    """Compute K3 per token, multiply it by the importance weights if given, and clip the product (DeepSeek-V3.2)."""
+    """Return K3 per token, times the importance weights if given, clipped to ±LOW_VAR_BOUND (DeepSeek-V3.2)."""
     estimate = kl_estimate(log_ratio, "k3")
     return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
 

@@ -104,7 +104,7 @@ def _digest(*parts: bytes) -> bytes:
 
 @cache
 def _compiler_environment() -> bytes:
-    """Return the versions, CPU and settings that the machine code depends on."""
+    """Return all versions, CPU features and settings that change the compiled machine code."""
     import llvmlite
     from llvmlite import binding
 
@@ -176,7 +176,7 @@ def _type_key(values: tuple[Any, ...]) -> _TypeKey:
 
 
 def _address(array: NDArray[Any]) -> int:
-    """Return the memory address of an array. For contiguous arrays, pyarrow finds it ten times as fast as numpy."""
+    """Return the memory address of an array. pyarrow finds it ten times as fast as numpy if the array is contiguous."""
     return pa.py_buffer(array).address if array.flags.forc else array.ctypes.data
 
 

@@ -19,7 +19,7 @@ BAND = (0.999, 1.002)
 TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 """Factors tau. `Ratios.outside_counts` counts the tokens whose ratio is outside of [1/tau, tau]."""
 INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
-"""Logarithms of the lower ends (first row) and the upper ends (second row) of BAND and of [1/tau, tau] for TAUS."""
+"""Log ratio bounds of BAND and of [1/tau, tau] for each tau: the lower bounds in row 0, the upper bounds in row 1."""
 
 DENSE_RANGE = (1e-5, 1e-3)
 """Typical K3 of dense models: 1e-5 to 1e-3."""

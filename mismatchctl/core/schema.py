@@ -13,7 +13,7 @@ from mismatchctl.io.yaml import read_data
 MIN_LOG_PROB = -1e40
 """Lower limit of log-probs. It allows the lowest float32 (-3.4e38), which some frameworks write for masked tokens."""
 POSITIVE_TOLERANCE = 1e-3
-"""Largest positive value that counts as a rounded log-prob. A larger value is not a log-prob."""
+"""A positive log-prob up to this value is accepted as a rounding error. A larger value is not a log-prob."""
 
 
 class ColumnKind(Enum):
@@ -32,7 +32,7 @@ class ColumnKind(Enum):
 
 
 NESTED_KINDS = (ColumnKind.EXPERTS, ColumnKind.TOP_IDS, ColumnKind.TOP_LOG_PROBS)
-"""Types of columns with a list per token. All lists in a column have the same length."""
+"""Kinds of columns in which each token has a list. All lists of a column have the same length."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ PARTIAL_COLUMNS: tuple[str, ...] = (
     *VERSION_COLUMNS,
     TURN_COLUMN,
 )
-"""Columns that may lack values for some sequences. A metric of such a column uses only the sequences with values."""
+"""Columns that may lack values for some sequences. Metrics of such a column skip these sequences."""
 LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED_COLUMNS, "sequence_id", "position")
 
 

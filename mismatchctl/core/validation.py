@@ -114,7 +114,7 @@ def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.fl
 
 
 CappedSum = Annotated[float, BeforeValidator(cap_sum)]
-"""Type of a required field with a sum. A sum that overflowed is limited to +-LARGEST_SUM."""
+"""A required number, usually a sum. If it overflowed, it is replaced by LARGEST_SUM or -LARGEST_SUM."""
 
 
 def replace_nonfinite(data: Any) -> Any:

@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import MISMATCH_SOURCE, ClampLevel, Correctio
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected tokens. A token is selected if its flag in `tokens` [T] (None: all) and in `sequences` [S] is True."""
+    """Tokens that are True in `tokens` [T] (`None`: all tokens) and whose sequence is True in `sequences` [S]."""
 
     segments: Segments
     sequences: Bools
@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Values of a step. A gate with `over: batch` drops the largest until the mean of the others is in its bounds."""
+    """Values of a step, for a gate with `over: batch`. It drops the largest until the mean of the rest is in bounds."""
 
     gate: Gate
     count: int = 0  # number of values within the upper bound
@@ -77,7 +77,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value, how many equal values are dropped, and True if a smaller value is kept."""
+        """Return the smallest dropped value, how often it was dropped, and True if a smaller value is kept."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -264,7 +264,7 @@ def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Float64s:
-    """Aggregate the values up to each token [T], using only the tokens in `view`."""
+    """For each token [T], aggregate the values in `view` from the start of its sequence to this token."""
     running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
     seen = np.asarray(view.expand())
     shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
@@ -440,7 +440,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Apply the bounds to `values`, the weights minus `origin`."""
+        """Clip weights to the bounds, or set weights outside of them to 0. `values` are weights minus `origin`."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:

@@ -53,7 +53,7 @@ _LARGEST_PERCENT_BOUND = 1.1
 """An interval [1/b, b] is shown in percent if b is at most this number, and as a factor if b is larger."""
 _SMALLEST_PLAIN = 1e-3
 _EQUAL_DISTANCES = 0.005
-"""An interval is shown as "within 10%" if the distances of its bounds from 1 (or 0) differ by at most this share."""
+"""Maximum relative difference between the distances of two bounds from 1 (or 0), to show them as "within 10%"."""
 
 
 def correction_label(correction: Correction) -> str:
@@ -128,7 +128,7 @@ def short_number(value: float) -> str:
 
 
 def _rejecting_token(gate: Gate) -> str:
-    """Describe the tokens that make a veto reject a sequence. For other gates, return ""."""
+    """Describe the tokens that trigger a veto, such as "any token ratio < 1e-4". Return "" for other gates."""
     if gate.over == "batch" or gate.statistic == "age":
         return ""
     name = "ratio" if gate.statistic == "ratio" else _STATISTIC_NAMES[gate.statistic]

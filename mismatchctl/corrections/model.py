@@ -46,7 +46,7 @@ RatioSource = Literal["train/rollout", "current/rollout", "current/train", "prox
 MISMATCH_SOURCE: RatioSource = "train/rollout"
 """Ratio of the trainer's recomputed probability to the rollout engine's probability."""
 BYPASS_SOURCE: RatioSource = "current/rollout"
-"""Ratio of the current policy's probability to the rollout engine's, for trainers that recompute no log-probs."""
+"""Ratio of the current policy's probability to the rollout engine's. Used by trainers that recompute no log-probs."""
 ClampLevel = Literal["aggregate", "token", "none"]
 Interval = tuple[float | None, float | None]
 
@@ -218,7 +218,7 @@ class Gate(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if the less common fields, such as `over` and `limit`, have their default values."""
+        """Return True if all rarely used fields (`over`, `limit`, `precision`, ...) have their default values."""
         given = (self.over, self.limit, self.precision, self.widen, self.seed, self.when)
         return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
 

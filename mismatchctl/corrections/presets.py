@@ -1,4 +1,4 @@
-"""Create corrections from presets, names and files, and describe presets for a table."""
+"""Create corrections from the names of presets, mappings and files, and describe presets for a table."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Corr
 
 
 def read_corrections(path: str | Path) -> list[Correction]:
-    """Read one Correction or a list from a YAML or TOML file, at the top level or under `corrections`."""
+    """Read a YAML or TOML file with one Correction, a list of them, or a list under the key `corrections`."""
     path = Path(path)
     data = read_data(path)
     items = data.get("corrections", data) if isinstance(data, dict) else data

@@ -58,7 +58,7 @@ class TensorLayout:
         return np.concatenate([np.zeros(0), *self.rows]) if self.padded is None else self.padded.reshape(-1)
 
     def restore(self, flat: NDArray[Any]) -> Values:
-        """Return one value per position in the layout, dtype and device of `original`. Booleans stay booleans."""
+        """Convert one value per position to the layout, dtype and device of `original`. Booleans stay booleans."""
         nested = getattr(self.original, "is_nested", False)
         if not nested and len(getattr(self.original, "shape", ())) == 2:
             return _to_library(self.original, flat.reshape(tuple(self.original.shape)))

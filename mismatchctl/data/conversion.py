@@ -316,7 +316,7 @@ def _named(keys: Sequence[Key]) -> str:
 
 @dataclass(frozen=True)
 class _Side:
-    """The rollout file or the train file. Its log-probs are in one of the columns `sources`."""
+    """One of the two files to join: `sources` are its columns with rollout log-probs or train log-probs."""
 
     path: Path
     canonical: str

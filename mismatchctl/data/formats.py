@@ -68,7 +68,7 @@ def _integers_to_text(cell: Any) -> Any:
 
 
 def classify(kind: pa.DataType) -> tuple[int, str]:
-    """Return the depth of nested lists (0: no list), and a key of `VALUE_KINDS` or the name of another type."""
+    """Return the number of list levels (0: no list), and the type of values, as a key of `VALUE_KINDS` if possible."""
     depth, kind = 0, plain_type(kind)
     while is_list(kind):
         depth, kind = depth + 1, plain_type(kind.value_type)
@@ -241,7 +241,7 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Restore ids that were stored as floats: 3.0 becomes 3, NaN becomes None, 3.5 becomes "3.5" (a step stays 3.5)."""
+    """Convert ids that were stored as floats: 3.0 to 3, NaN to None, and 3.5 to "3.5". A step of 3.5 stays a float."""
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
     if are_whole.all():
@@ -276,7 +276,7 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Convert values to strings, and escape bytes that are not UTF-8. Flags and nulls are kept."""
+    """Convert values to strings, except booleans and nulls. Bytes that are not UTF-8 are escaped."""
     kind = plain_type(array.type)
     is_fixed = pa.types.is_fixed_size_binary(kind)
     if describe_type(kind) == TEXT_TYPE or describe_type(kind).endswith("binary") or is_fixed:
@@ -359,7 +359,7 @@ class FileContents(ABC):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode columns of some row groups. Yield tables of at most `rows` rows, or one table if `rows` is `None`."""
+        """Read the named columns of row groups. Yield tables of at most `rows` rows, or one table if it is `None`."""
         tables = self.read_groups(file, groups, columns)
         if rows is None:
             yield pa.concat_tables(tables)
@@ -374,12 +374,12 @@ ARROW_MAGIC = b"ARROW1"
 _FIRST_READ = 4096
 _STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", bytes(4))
 _SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
-"""Type numbers of Arrow messages: schema, record batch. All other messages are dictionaries."""
+"""Types of Arrow messages: 1 is a schema, and 3 is a record batch. Messages of all other types are dictionaries."""
 
 
 @dataclass(frozen=True)
 class ArrowMessage:
-    """The position of an Arrow message. Record batches also have a number of rows and array lengths."""
+    """Start and size of an Arrow message in its file. A record batch also has a number of rows and array lengths."""
 
     kind: int
     start: int
@@ -390,7 +390,7 @@ class ArrowMessage:
 
 @dataclass(frozen=True)
 class ArrowContents(FileContents):
-    """Metadata of an Arrow file or stream. Each record batch counts as a row group."""
+    """Metadata of an Arrow file or stream. A record batch is handled like a row group of a Parquet file."""
 
     stream: bool
     batches: tuple[ArrowMessage, ...] = field(repr=False)
@@ -438,7 +438,7 @@ class ArrowContents(FileContents):
         return None
 
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
-        """Decode the named columns of record batches. Verify that the offsets of lists are valid."""
+        """Read the named columns of record batches. Verify that the offsets of lists point into their values."""
         fields = [self.schema.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         reader = None if self.stream else pa.ipc.open_file(file, options=options)

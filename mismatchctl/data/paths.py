@@ -313,7 +313,7 @@ def _is_cache(name: str) -> bool:
 
 
 def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
-    """Expand a glob. Matching files or Hive folders (`step=*`) together are one run. Each other folder is one run."""
+    """Expand a glob into runs. All matching files and `step=*` folders form one run. Each other folder is one run."""
     store = find_store(pattern)
     found, hidden = store.glob(pattern), os.path.basename(pattern).startswith("_")
     matches = [path for path in sorted(found, key=natural_key) if hidden or not os.path.basename(path).startswith("_")]

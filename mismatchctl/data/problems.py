@@ -43,7 +43,7 @@ class Fault:
     pattern: tuple[str, str] | None = None  # (what all these rows have in common, remedy), if known
 
     def error(self, path: str, name: str) -> DataError:
-        """Build an error about the first bad row. `name` is the name of the column in the file."""
+        """Return an error that describes the first bad row. `name` is the name of the column in the file."""
         return DataError(self.problem, file=path, row=self.row, column=self._shown(name), remedy=self.remedy)
 
     def _shown(self, name: str) -> str:
@@ -132,7 +132,7 @@ def describe_lengths(
 
 @dataclass(frozen=True)
 class UnequalRow:
-    """A row whose lists have different lengths: the length of each list, and the log-probs as an example."""
+    """A row whose lists have different lengths: the length of each list, and the log-probs to show as an example."""
 
     file: int
     row: int

@@ -172,7 +172,7 @@ class Case:
         return self.segments.spread(values)
 
     def marked(self, chosen: Any) -> Bools:
-        """Return flags for all tokens [T]. `chosen` contains flags [N] or indices of unexplained tokens."""
+        """Flag the `chosen` tokens among all tokens [T]. `chosen`: flags or indices of unexplained tokens [N]."""
         found = np.zeros(len(self.sound), np.bool_)
         found[self.index[chosen]] = True
         return found
@@ -285,7 +285,7 @@ class Case:
 
     @cached_property
     def certain_tokens_differ(self) -> bool:
-        """Return True if nearly certain tokens have large log ratios too, which noise in the logits cannot cause."""
+        """Return True if tokens above probability 0.98 have large log ratios too. Logit noise cannot cause this."""
         size, unsure = np.abs(self.x), (self.t > _UNSURE_RANGE[0]) & (self.t < _UNSURE_RANGE[1])
         if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
             return False
@@ -321,7 +321,7 @@ class Case:
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Return the correlation over token ids of log ratios and log-prob changes in the next update, with z-score."""
+        """Correlate mean log ratio and next log-prob change per token id. Return the correlation and a z-score."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -401,7 +401,7 @@ class Case:
         return better
 
     def fit_within_rows(self, values: Float64s, used: Bools) -> tuple[float, float, int]:
-        """Regress `loudness` on `values` within rows. Return slope, standard error, and number of rows."""
+        """Regress loudness on `values`, relative to row means. Return slope, standard error and row count."""
         values = np.where(used, values, 0.0)
         across, up = ((part - self.each(self.part_means(part, used))) * used for part in (values, self.loudness))
         product, square = self.sums(across * up), self.sums(across * across)

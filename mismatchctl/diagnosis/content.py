@@ -164,7 +164,7 @@ def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
 
 
 def _measure_holes(rows: Rows) -> float:
-    """Return the share of masked tokens among the tokens between the first and the last valid token of each row."""
+    """Return the share of masked tokens in the ranges from each row's first to its last valid token."""
     index = np.flatnonzero(rows.mask)
     bounds = np.searchsorted(index, rows.segments.offsets)
     some = np.flatnonzero(np.diff(bounds))

@@ -35,7 +35,7 @@ class UnitRows(Protocol):
     """A source of rows: one part of a dump, for example a file."""
 
     def rows(self) -> Iterator[Rows]:
-        """Yield all rows, including masked tokens and bad values."""
+        """Yield all sequences of the part, including their masked tokens and bad values."""
 
 
 @dataclass
@@ -154,12 +154,12 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
 
 class _Content(BaseModel):
-    """All findings, strongest first within each run. With several runs, each finding has a `run`.
+    """The JSON of a Diagnosis. `findings` contains all findings, strongest first within each run.
 
-    `sides` contains the errors of rollout and trainer for each run. `next` contains instructions for comparing layers,
-    for each run with a possible fault in a layer. If reports of layer comparisons are given, `layers` and `logit_noise`
-    replace `next`. `layers` contains the conclusion of each report. `logit_noise` is the size of random errors in the
-    logits that would cause the log ratios of a run. Only `findings` is always present.
+    If there are several runs, each finding has a `run`. The other keys are optional. `sides` contains the errors of
+    rollout and trainer for each run. `next` explains how to compare layers, for each run in which a layer may be wrong.
+    If reports of layer comparisons are given, `next` is replaced by `layers`, with the conclusions from each report,
+    and `logit_noise`. This is the size of random errors in the logits that would explain the log ratios of a run.
     """
 
     model_config = ConfigDict(extra="forbid", title="Diagnosis")

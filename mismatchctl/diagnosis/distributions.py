@@ -42,7 +42,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate a temperature and its 95% interval from lists of likely tokens. Return `None` if no temperature fits."""
+    """Estimate a temperature and its 95% interval from top-k log-probs of the two sides. Return `None` if none fits."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -91,7 +91,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
 
 
 def _find_top_k(a: Float64s, kept: Bools) -> int | None:
-    """Return k if top-k kept k tokens in nearly all lists. Tokens as likely as the k-th token may be kept too."""
+    """Return k if nearly all lists keep their k most likely tokens and tokens as likely as the k-th, else `None`."""
     counts = kept.sum(axis=1)
     k = int(np.quantile(counts, _TRUNCATION_QUANTILE))
     ranked = -np.sort(-a, axis=1)
@@ -134,9 +134,9 @@ class PowerFit:
 def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None:
     """Fit the exponent b in q = p^b / Z to tokens that were sampled from q.
 
-    `other` contains log p, and `sampled` log q. Each context (prompt and prefix) has its own Z. In every context, the
-    mean of p / q - 1 is 0. Therefore, b = E[(p / q - 1) log q] / E[(p / q - 1) log p] does not depend on Z. The
-    interval of b (by Anderson and Rubin) is also valid if p / q - 1 varies little.
+    `other` contains log p, and `sampled` contains log q. Sampling with a temperature gives b = 1 / temperature. The
+    estimate is E[(p / q - 1) log q] / E[(p / q - 1) log p]. It does not need Z, which differs between contexts (prompt
+    and prefix). The interval of b (Anderson-Rubin) is also valid if p and q are nearly equal.
     """
     ratio = np.expm1(np.clip(other - sampled, -20, 20))
     weights = ratio * ratio
@@ -172,7 +172,7 @@ def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> fl
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
-    """Return the Anderson-Rubin interval of b = sum(`seen`) / `a`. `a` is the sum of `moved`, corrected for noise."""
+    """Return the Anderson-Rubin interval of sum(`seen`) / sum(`moved`). `a` is sum(`moved`) without noise."""
     clusters = np.bincount(case.clusters, weights=case.counts) > 0
     used = int(clusters.sum())
     if used < 2:
@@ -359,16 +359,16 @@ def _exponents(case: Case) -> Float64s:
 
 
 SAME_SURE_EXPLAINED = 0.95
-"""In a context, a temperature explains at least this share of the variance of log ratios. Penalties explain less."""
+"""A temperature explains at least this share of the variance of log ratios within contexts. Penalties explain less."""
 _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
 """Assumed log(p / threshold) of tokens that a truncation removes: mean -1, variance 1 (2 * _TAIL_SPREAD)."""
 
 
 @cached_on_case
 def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
-    """Fit r = b t + c to the log-probs of rollout (r) and trainer (t). Each context (prompt and prefix) has its own c.
+    """Fit (rollout log-prob) = b * (train log-prob) + c, with a separate c for each context (prompt and prefix).
 
-    Return b, its 95% interval, and the share of variance that b explains. A truncation changes c, but not b.
+    Return b, its 95% interval, and the share of variance that b explains. Top-k and top-p sampling change only c.
     """
     ids = case.rows.extra_columns.get("token_ids")
     if ids is None:

@@ -21,7 +21,7 @@ MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
 """A sample of a run has SAMPLE_SHARE of the dump's tokens, but from MIN_SAMPLE to MAX_SAMPLE tokens."""
 MAX_PLACES = 3
 LAG_COLUMN = "lag"
-"""Name of a column that is computed, not read: `train_version` minus `rollout_version`."""
+"""Name of a column that mismatchctl computes: `train_version` minus `rollout_version`."""
 
 GroupValue = str | int | float | bool | None
 LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
@@ -65,7 +65,7 @@ class RowSample:
 
     @classmethod
     def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> RowSample:
-        """Sample the rows of one part of a run. `tokens` is the number of tokens in the whole run (0: unknown)."""
+        """Sample the rows of one part of a run. `tokens` is the size of the whole run in tokens, or 0 if unknown."""
         order = np.lexsort((rows.rows, rows.file, hashes))
         lengths = np.maximum(rows.segments.lengths[order], 1)  # a row without tokens takes memory too
         before = np.cumsum(lengths) - lengths

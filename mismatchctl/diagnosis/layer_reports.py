@@ -117,10 +117,10 @@ class LayerTable:
 class LayerReport(_Model):
     """The conclusions from a report of a layer comparator.
 
-    `first_bad` is the first tensor that the tool rejects. `first_apart` is the first tensor that differs far more than
-    the layers before it, or than most weights. The fault is at `first_bad` or `first_apart` (the earlier tensor).
-    `last_good` is the last layer before the fault, and `before` is the largest value in the layers before the fault.
-    `growth` contains the largest value of each layer. `next` describes the next comparison.
+    `first_bad` is the first tensor that the comparator rejects. `first_apart` is the first tensor that differs far more
+    than all layers before it, or a weight that differs while most weights agree. The earlier of the two is the fault.
+    `last_good` is the last layer before the fault, and `before` is the largest difference (`measure`) before it.
+    `growth` contains pairs (layer, largest difference). `next` describes the next comparison.
     """
 
     file: str

@@ -25,7 +25,7 @@ from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, Si
 WRONG_SIDE_FACTOR = 2.0
 SHARED_ERROR_FACTOR = 5.0
 LOUD_RMS = 0.05
-"""Root mean square error in nats. In most models, bfloat16 alone causes a smaller error."""
+"""An error (root mean square, in nats) above this value is larger than bfloat16 alone causes in most models."""
 OWNER_SHARE = 0.75
 _ONE_SIDED = (0.05, 0.95)  # quantiles for decisions: each is a one-sided 95% bound
 MIN_CLUSTERS = 8

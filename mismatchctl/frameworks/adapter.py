@@ -56,7 +56,7 @@ class File(Protocol):
     def has_keys(self, *names: str) -> bool: ...
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """Yield the rows of padded columns in a dict that torch saved. Read only the columns in `names`."""
+        """Yield the rows of a dict of padded arrays that `torch.save` wrote. Read only the columns in `names`."""
 
     def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
         """Read a pickle of plain values and arrays. Refuse classes and functions that are not in `known`."""
@@ -279,7 +279,7 @@ REPLAY_DEFAULTS = ReplayOptions()
 
 @dataclass(frozen=True)
 class Replay:
-    """Results of a replay: what the framework computes for one training step."""
+    """What the framework computes for one training step: logged metrics, weights and kept tokens."""
 
     logged: dict[str, float]  # metric name -> value, as the framework logs them for this step
     weights: list[NDArray[np.floating[Any]]] | None  # per row, the weights of all its tokens, 0 for masked tokens

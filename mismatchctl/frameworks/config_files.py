@@ -97,7 +97,7 @@ _PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(registry.CONFIG_CLA
 _COMMANDS = ("run", "command")
 """Keys of job files, such as SkyPilot's, that contain a shell script."""
 UNPACKED = "the ** of the call"
-"""Entry of `RawConfig.missing` for options that a Python call unpacks with `**`."""
+"""Marks options with unknown names in `RawConfig.missing`, because a Python call passes them as `**options`."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
 """Flags whose value is the path of a training configuration. The empty flag is a positional argument."""
 

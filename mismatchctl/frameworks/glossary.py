@@ -21,12 +21,12 @@ from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, corre
 NEVER_LOGGED_STATUS = "no code ever logged this"
 
 _EXAMPLE_METRICS = correction_metrics(Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),)))
-"""Metrics of an example correction with one gate (a veto). `gate0` in their keys stands for any gate."""
+"""Metrics of a correction with one veto, as an example. `gate0` in their keys stands for a gate with any number."""
 
 
 @dataclass(frozen=True)
 class RelatedName:
-    """A framework's name for a metric, or for a similar metric."""
+    """A name that frameworks log for a metric, or for a metric with a slightly different definition."""
 
     name: str  # the name as logged
     frameworks: tuple[str, ...]  # framework versions that use the name with this meaning, newest first
@@ -58,7 +58,7 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of the mismatch metric that a name means in all frameworks, unless it is ambiguous."""
+    """Return the key of a mismatch metric if `name` means this metric in all frameworks, else `None`."""
     if "/" not in name:  # names without a prefix are ambiguous, except for keys of mismatchctl that are not counts
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
     named = {item.measure for _, meanings in _iterate_meanings() for item in meanings if item.name == name}
@@ -67,7 +67,7 @@ def find_certain_metric(name: str) -> str | None:
 
 
 def find_related_names(metric: Metric) -> list[RelatedName]:
-    """Return the frameworks' names of a metric: exact names first, then names of similar statistics."""
+    """Return the names that frameworks log for a metric. Names with exactly the same definition come first."""
     if metric.measure is None:
         return []
     found: dict[tuple[str, tuple[str, ...]], list[tuple[str, str]]] = {}
@@ -84,7 +84,7 @@ def find_related_names(metric: Metric) -> list[RelatedName]:
 
 
 def resolve_metric(name: str, framework: str = "", correction: Correction | None = None) -> MetricLookup:
-    """Find the location of a metric's value in a Result. `name`: mismatchctl's key, or a framework's name."""
+    """Return where a Result stores a metric. `name` is a key of mismatchctl or a name that a framework logs."""
     keys = _index_sources()
     name = canonical_name(name)
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
@@ -114,7 +114,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return our metric if all meanings define it. Without normalization, bounded weights count as final weights."""
+    """Return the metric that all `meanings` define. Without normalization, bounded weights are final weights."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:
@@ -224,5 +224,5 @@ def meanings_as_data(found: Mapping[LoggedMetric, Sequence[str]]) -> list[dict[s
 
 
 def metric_title(metric: Metric) -> str:
-    """Return the title of a metric, with "gate 0 (...)" shortened to "gate 0"."""
+    """Return the title of a metric. If it starts with "gate 0 (...)", leave out the text in parentheses."""
     return re.sub(r"^gate 0 \(.*\)", "gate 0", metric.title)

@@ -26,7 +26,7 @@ _STATISTIC_LIMITS = {
     "k2": LOG_RATIO_BOUND**2 / 2,
     "k3": math.exp(LOG_RATIO_BOUND) - 1 - LOG_RATIO_BOUND,
 }
-"""Largest value of each statistic if log ratios are clamped to ±20."""
+"""Largest possible value of each statistic, because log ratios are clamped to ±20."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ Rules = tuple[Weight | None, tuple[Gate, ...]]
 
 
 class ConfiguredCorrection(Correction):
-    """A Correction with the options that it was read from. The loss and its metrics depend on these options."""
+    """A Correction with the framework's options it was read from. They also set the loss and its metrics."""
 
     _options: Options = PrivateAttr(default_factory=dict)
 
@@ -280,7 +280,7 @@ class PlainFramework(Framework):
 
     @abstractmethod
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return the terms of the loss, each with its factor per token [T]."""
+        """Return the terms of the loss, each with the factors by which the loss multiplies it per token [T]."""
 
     @abstractmethod
     def metrics(self, run: ConfiguredStep) -> dict[str, float]: ...

@@ -33,7 +33,7 @@ ADAPTER_MODULES = {
 """Module of each framework, imported on first use. If a configuration fits several frameworks, the first one wins."""
 
 CONFIG_CLASSES = {"RolloutCorrectionConfig": "verl", "GRPOConfig": "trl", "Config": "tinker-cookbook"}
-"""Python class whose calls set a configuration -> its framework."""
+"""Python classes whose calls configure a framework, and the name of this framework."""
 
 DEFAULT_CORRECTIONS = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
 """Presets that `analyze` compares by default: one for each common type of correction."""
@@ -190,7 +190,7 @@ def _read_detection(framework: str) -> dict[str, Any]:
 
 
 def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return a score for each framework that a file may belong to, the most likely framework first."""
+    """Score each framework that a file may belong to, by its text, keys and packages. The highest score is first."""
     bare = re.sub(r"(?m)^\s*#(?!SBATCH).*$", "", text)
     all_keys = [keys.keys() for keys in configurations]
     packages = _packages_of(path)

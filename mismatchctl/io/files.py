@@ -242,7 +242,7 @@ def _remove_own_folders() -> None:
 atexit.register(_remove_own_folders)
 register_cleanup(_remove_own_folders)
 TOOL_NAME = f"mismatchctl {__version__}"
-"""Signature in figures and text pages, by which `is_own_output` recognizes them."""
+"""Signature that the tool writes into figures and text pages, so that `is_own_output` recognizes them."""
 PARQUET_METADATA = {"mismatchctl": __version__}
 """Metadata in the footers of our Parquet files, by which `is_own_output` recognizes them."""
 CAPTIONS_FILE = "captions.md"

@@ -127,7 +127,7 @@ _FUNCTION_NAMES = tuple(
 )
 _lock = threading.Lock()
 _previous_threads: list[int] = []
-"""Number of threads before each active call of `limit_to_one_thread`."""
+"""Number of threads to restore after each active call of `limit_to_one_thread`."""
 
 
 @contextlib.contextmanager

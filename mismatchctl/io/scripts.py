@@ -66,7 +66,7 @@ class Launch:
 
 
 def is_shell_script(text: str) -> bool:
-    """Return True if any line starts with a flag or with the definition of an array."""
+    """Return True if a line starts with a flag, such as `--lr 1e-6`, or defines an array, such as `ARGS=(`."""
     return _FLAG_LINE.search(text) is not None
 
 
@@ -223,7 +223,7 @@ class _Lines(io.StringIO):
 
 
 def _without_files(text: str) -> str:
-    """Remove here-documents that contain a file or Python code instead of shell commands."""
+    """Remove here-documents (`<<EOF`) that contain a file or Python code, because they are not shell commands."""
     lines, place = text.split("\n"), 0
     while place < len(lines):
         first = lines[place]

@@ -61,7 +61,7 @@ _REASONS = {
     r"NETWORK_CONNECTION|curlCode|connect(ion )?(refused|reset|error)|resolve|name or service|timed? ?out"
     r"|UNAVAILABLE": ("the store cannot be reached", "network"),
 }
-"""Pattern of the client's error message -> problem, and key of the remedy in _REMEDIES."""
+"""For patterns of the client's error messages: the problem, and the key of its remedy in _REMEDIES."""
 
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, with permission to list and read it",
@@ -169,7 +169,7 @@ class Store:
             yield from (os.path.normpath(path) for path, is_folder in entries if not is_folder)
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """Return the matching paths. The value is True for a file or a broken link, and False for a folder."""
+        """Map each matching path to True if it is a file or a broken link, and to False if it is a folder."""
         matches = glob.glob(pattern, recursive=True)
         found = {path: os.path.isfile(path) or self.is_broken_link(path) for path in matches}
         return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
@@ -254,7 +254,7 @@ class ObjectStore(Store):
                 yield path
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """Return the matching paths. The value is True for a file. `**` matches any number of folders."""
+        """Map each matching path to True if it is a file, else to False. `**` matches any number of folders."""
         parts = pattern.split("/")
         fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         found = self._list("/".join(parts[:fixed]), recursive=fixed < len(parts) - 1)

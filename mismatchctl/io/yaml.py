@@ -252,7 +252,7 @@ MOST_VALUES = 100_000
 
 @dataclass(frozen=True)
 class YamlScalar:
-    """A scalar as it is written in a YAML file, with its path of keys."""
+    """A scalar with its text in the YAML file, before conversion, and its path of keys."""
 
     keys: tuple[str, ...]
     text: str

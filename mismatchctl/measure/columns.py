@@ -127,7 +127,7 @@ COMPARED_COLUMNS = ("reward", "advantage", "length")
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Compute the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If too many digits cancel, `recompute`."""
+    """Compute the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If digits are lost, use `recompute()`."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -166,7 +166,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class CorrectionFacts:
-    """The effect of a correction on the sequences of a block, before weights are normalized."""
+    """Kept tokens, sums of weights and other facts per sequence of a block, before a correction normalizes weights."""
 
     length: Float64s  # tokens per sequence [S]
     kept: Float64s  # tokens per sequence that the correction keeps [S]
@@ -543,7 +543,7 @@ TRAIN_ERROR = Pair(
 PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)
 """All pairs of policies. A pair is measured if the dump contains the log-probs of its two policies."""
 WHOLE_COLUMNS = ("log_ratio", "square", "k3")
-"""Mismatch columns that each other pair stores again, summed only over sequences that have this pair's log-probs."""
+"""Mismatch columns that are also summed for each other pair, only over sequences that have the pair's log-probs."""
 
 
 def whole_column_names(pair: Pair) -> tuple[str, ...]:

@@ -32,9 +32,9 @@ KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
 GROUP_CAP = 4096
-"""Maximum number of clusters per group. In a larger group, clusters are merged if `hash % GROUP_CAP` is equal."""
+"""Maximum number of clusters per group. If there are more, clusters with equal `hash % GROUP_CAP` are merged."""
 OVERALL_CAP = 1024
-"""Maximum number of rows in the cluster table of a run, one per cluster and step. In a larger table, merge rows."""
+"""Maximum number of rows in a run's cluster table (one row per cluster and step). If there are more, merge rows."""
 DETAILED_CAP = 1 << 14
 """Maximum number of rows if `MeasurePlan.every_cluster` is set, as in `gate` and `compare`."""
 
@@ -65,7 +65,7 @@ def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
 
 
 def hash_content(columns: list[Float64s]) -> Hashes:
-    """Hash each row of the columns. The hash replaces a missing sequence id."""
+    """Hash each row of the columns, to identify sequences without an id."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = mix_hashes(hashes, (column + 0.0).view(np.uint64))
@@ -75,7 +75,7 @@ def hash_content(columns: list[Float64s]) -> Hashes:
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """Merge two mappings. Combine the values of equal keys by `add`."""
+    """Merge two mappings. If a key is in the two mappings, combine its values with `add`."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
@@ -245,7 +245,7 @@ class PromptCounter:
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add a step. Return how each cluster changes two counts: prompts, and prompts without kept tokens."""
+        """Add a step. Return each cluster's change of the number of prompts, and of prompts without kept tokens."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))
@@ -294,7 +294,7 @@ def to_plain_value(value: Any) -> LabelValue:
 
 
 def cluster_hashes(batch: TokenBatch) -> Hashes:
-    """Hash the prompt id of each sequence. Without it, hash the sequence id, or else the sums of its log-probs."""
+    """Hash each sequence's prompt id. If it is missing, hash its sequence id, or else its length and log-prob sums."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
         values = batch.columns.get(name)
@@ -557,7 +557,7 @@ class CellSums:
 
 @dataclass(frozen=True)
 class RunSums:
-    """Sums that are stored per run, but not per step."""
+    """Breakdowns, joint histogram and worst rows of a run, which are not stored per step."""
 
     # breakdowns and joint are the fields of RunTables
     breakdowns: dict[str, Float64s] = field(default_factory=dict)
@@ -576,7 +576,7 @@ class RunSums:
 
 
 class RunCollector:
-    """Computes the RunSums of one run. Kernels add the tokens of its blocks to `tables`."""
+    """Computes the RunSums of one run. Kernels fill `tables` with its tokens."""
 
     def __init__(self, kernel: Kernel, clusters: int) -> None:
         self._kernel = kernel

@@ -231,7 +231,7 @@ class Recorder:
         folder: output folder, created by the first write.
         run: value of the `run` column in every row. Default: no such column, and mismatchctl names the run after
             the path of the dump.
-        rank: number of this process, a part of the file names. Default: the environment variable RANK, which torchrun
+        rank: number of this process, which file names contain. Default: the environment variable RANK, which torchrun
             sets.
         format: "parquet", or "arrow" for Arrow IPC files (lz4), which are larger than Parquet and faster to read.
         file_bytes: collect rows in memory until their uncompressed size reaches this number of bytes, then write a

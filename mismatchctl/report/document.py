@@ -41,7 +41,7 @@ def number_cell(value: float | None, unit: str = "", form: Callable[[Any], str] 
 
 @dataclass(frozen=True)
 class Column:
-    """A table column. `text` is the heading, `make` returns the cell for an item, `kind` is the style of the cells."""
+    """A table column. `text` is the heading, `make` turns an item into a cell, and `kind` is the style of the cells."""
 
     text: str
     make: Callable[[Any], TableCell | str | float | None] | str = str  # a function, or the name of an attribute
@@ -116,7 +116,7 @@ class Answers(DocumentPart):
 
 @dataclass(frozen=True)
 class RunCard:
-    """The summary of one of several runs, the run number `index`. `anchor` is the section with its details."""
+    """The summary of run number `index`, if there are several runs. `anchor` is the section with its details."""
 
     index: int
     name: str
@@ -253,7 +253,7 @@ def _has_content(part: PartT | None) -> TypeGuard[PartT]:
 
 @dataclass
 class Headline:
-    """The top of a document. `status` is OK, CHECK or FAIL."""
+    """The top of a document: its title, and a status (OK, CHECK or FAIL, or "" without a status)."""
 
     title: str
     facts: Sequence[str] = ()

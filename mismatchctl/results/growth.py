@@ -58,7 +58,7 @@ def extra_variance(height: Float64s, error: Float64s) -> float:
 
 
 def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
-    """Flag steps with a large residual, if at most five are in a row, and not at the start or end of the series."""
+    """Flag groups of up to five steps with a large residual, unless they are at the start or end of the series."""
     count = len(residual)
     apart, none = np.abs(residual), np.zeros(count, np.bool_)
     if count < 2 * _WINDOW + 2:
@@ -128,7 +128,7 @@ def _weigh(height: Float64s, error: Float64s) -> Float64s:
 
 
 def _scale(squares: float, count: int) -> float:
-    """Return the variance of the residuals divided by the variance that the weights assume, but at least 1."""
+    """Return the factor by which the residuals vary more than the weights assume, but at least 1."""
     return max(1.0, squares / max(count - 4, 1))
 
 
@@ -164,7 +164,7 @@ def _fit_all(
 def _fit_squares(
     where: Float64s, height: Float64s, weight: Float64s, start: NDArray[np.int64], end: NDArray[np.int64], power: float
 ) -> Float64s:
-    """Return the sum of weighted squared residuals for each ramp. Cumulative sums make this fast for long ramps."""
+    """Return the weighted sum of squared residuals of each ramp. Cumulative sums make this fast for long ramps."""
     if power * np.ptp(height) > 100.0:
         return np.full(len(start), np.inf)  # the squares would overflow
     if power:
@@ -449,12 +449,12 @@ def _is_uneven(height: Float64s, error: Float64s) -> bool:
 
 
 NEAR_RISE = 2.71
-"""A ramp fits nearly as well as the best if its squares are larger by at most this (one-sided 95% bound)."""
+"""A ramp fits nearly as well as the best if its chi-squared is at most 2.71 = 1.645^2 larger."""
 
 
 @dataclass(frozen=True)
 class Ramps:
-    """Least-squares fits of all ramps (old level, straight line, new level) to the means of blocks of steps."""
+    """Least-squares fits of all ramps (constant, straight line, new constant) to averages of neighboring steps."""
 
     where: Float64s
     start: NDArray[np.int64]  # block at which each ramp starts

@@ -117,7 +117,7 @@ class LogComparison(FiniteModel):
 
 
 class MetricLogComparison(LogComparison):
-    """Comparison of logged metrics that are not in `RunResult.logged`. `metrics` maps their names to metric keys."""
+    """Comparison of mismatch metrics in a log with the dump. `metrics` maps logged names to metric keys."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
 
@@ -240,8 +240,8 @@ class Clusters(FiniteModel):
 class Groups(FiniteModel):
     """Metrics per group. The groups are the steps, or the values of a `--by` column. `labels` are their names.
 
-    `clusters` is the cluster table of a `--by` column, or null if the table is too large. The cluster table of the
-    steps is stored in the run.
+    `clusters` is the cluster table of a `--by` column, or null if the table is too large. For the steps, the cluster
+    table is a field of the run instead.
     """
 
     labels: list[str | int | float | bool | None]
@@ -267,8 +267,8 @@ class Breakdown(FiniteModel):
     """Mean K3 and mean |log ratio| of the tokens in each bin of a quantity, with standard errors.
 
     A bin contains values from `low` up to, but not including, `high`. If `high` is null, there is no upper limit.
-    Breakdowns by probability and length also have `logit_shift`, which is sum of log ratios / sum of 1 - p. Here, p is
-    the rollout probability.
+    Breakdowns by probability and length also have `logit_shift`, the trainer's logit of a token minus the rollout's.
+    It is estimated as sum of log ratios / sum of 1 - p, where p is the rollout probability.
     """
 
     quantity: str
@@ -439,7 +439,7 @@ Question = Literal["how bad", "since when", "why", "what to do"]
 
 
 class K3Standing(FiniteModel):
-    """K3 compared with the typical ranges of K3. `sure` is true if the interval of K3 is inside one range."""
+    """The typical range that contains K3, such as "dense". `sure` is true if the interval of K3 is inside it."""
 
     range: RangeName
     sure: bool = True
@@ -464,7 +464,7 @@ class BaselineRatio(FiniteModel):
 
 
 class Judgement(FiniteModel):
-    """An important warning. `key` identifies the warning, and `detail` contains its numbers."""
+    """An important warning. `key` identifies its type, and `detail` contains the numbers behind it."""
 
     key: str
     text: str
@@ -589,7 +589,7 @@ MASKED_TOKENS = "masked tokens"
 class SkippedData(FiniteModel):
     """Data that `--on-bad skip` or `mask` left out of a file, with the reason and the first example.
 
-    `count` is its number of sequences or tokens. `size` is the size in bytes if the whole file was left out, or else 0.
+    `count` is the number of these sequences or tokens. If the whole file was left out, `size` is its size in bytes.
     """
 
     file: str

@@ -96,10 +96,10 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """The excess of a metric over its allowed limit, divided among the clusters.
+    """The amount by which a metric exceeds its limit, as one contribution per cluster.
 
-    The sum over `new` is the excess of the new sample. The sum over `old` is about 0, because the baseline defines the
-    limit.
+    The contributions of the new sample (`new`) add up to its excess. The contributions of the baseline (`old`) add up
+    to about 0, because the limit is computed from the baseline.
     """
 
     new: Float64s
@@ -227,7 +227,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the excess of lost tokens. A small part of `bulk` and `others` breaks ties between equal counts."""
+    """Return the excess of lost tokens. To break ties, add a small part of the excesses `bulk` and `others`."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))

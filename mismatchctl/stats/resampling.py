@@ -24,7 +24,7 @@ _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Draw a weight (0 or 2) per cluster for replicates `start` to `stop` - 1. A row is one bootstrap replicate."""
+    """Draw a random weight, 0 or 2, per cluster. The rows are the bootstrap replicates `start` to `stop` - 1."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -55,7 +55,7 @@ def resample_metrics(
 
 
 def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
-    """Return the 95% percentile interval of bootstrap replicates, unless too many replicates are NaN."""
+    """Return the 95% percentile interval of bootstrap replicates, or `None` if more than about 2.5% of them are NaN."""
     ordered = np.sort(draws)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
     place = max(int(round((1 - INTERVAL_LEVEL) / 2 * (len(ordered) + 1), 6)) - 1, 0)
@@ -129,7 +129,7 @@ class SampleExchange:
         return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
 
     def totals(self, new: Float64s, old: Float64s) -> Float64s:
-        """Return sums over the clusters labeled "new": with the observed labels (row 0), and with each relabeling."""
+        """Return sums over the new sample's clusters (row 0), and over the clusters that each relabeling calls new."""
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
@@ -283,6 +283,6 @@ def shares_above(totals: Float64s) -> Float64s:
 
 
 def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> Float64s:
-    """Return the smallest weighted p-value in each row (Westfall and Young 1993)."""
+    """Divide each p-value by its test's share of `weights`. Return the minimum per row (Westfall and Young 1993)."""
     smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

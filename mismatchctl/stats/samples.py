@@ -136,7 +136,7 @@ class TableMetric:
         return [sample.columns[name] for name in asked.read]
 
     def evaluate(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
-        """Compute the metric from `totals` [..., P], sums of the P columns with the indices `positions` in `sample`."""
+        """Compute the metric. `totals` [..., P] contains the sums of the P columns of `sample` at `positions`."""
         assert self.metric.formula is not None
         found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
         with np.errstate(all="ignore"):
@@ -217,12 +217,12 @@ class K3Layers:
 
     @cached_property
     def share_above(self) -> Float64s:
-        """Return the share of tokens above each cap except the last. A token between two caps counts as a fraction."""
+        """Estimate the share of tokens with K3 above each cap (except the last), from sums of capped K3."""
         found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
         return found
 
     def find_cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
-        """Return the index of the lowest cap, from exponent `least` on, that at most `share` of the tokens exceed."""
+        """Return the index of the lowest cap that at most `share` of tokens exceed. Skip exponents below `least`."""
         first = least - CAP_EXPONENTS[0]
         reached = np.flatnonzero(self.share_above[first:] <= share)
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class RankedCorrection(FiniteModel):
     """A correction in the ranking, with its gradient error and its costs.
 
-    The gradient error is the mean squared distance between the policy gradient with this correction and the true policy
-    gradient. docs/methods/advice.md explains how it is estimated. `mse` is this error: `variance` + max(`bias2`, 0),
-    where `bias2` is the estimated squared bias. `gain` is 1 - `mse` / (`mse` without a correction), and `gain_se` is
-    its standard error. The correction multiplies the loss by `loss_scale`. `ties` is true if the correction is not
-    significantly worse than the first correction. `why` explains the rank. `config` contains the framework's settings
-    for the correction. `outcome` describes a published run that used this correction.
+    `mse` is the gradient error: the mean squared distance between the policy gradient with this correction and the true
+    policy gradient. It is the sum of `variance` and `bias2`, the squared bias. If the estimate of `bias2` is negative,
+    it counts as 0 (docs/methods/advice.md). `gain` is the relative reduction of `mse`: 0.3 means 30% less error than
+    without a correction. `loss_scale` is the factor by which the correction changes the loss. `ties` is true if the
+    correction is not significantly worse than the first one. `why` explains the rank. `config` contains the
+    framework's settings for the correction. `outcome` is the outcome of a published run with this correction.
     """
 
     name: str

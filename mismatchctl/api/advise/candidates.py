@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 1 << 21
 """Maximum number of tokens per run. From a larger run, only the prompts with the smallest hashes are used."""
 MIN_SEQUENCES = 640
-"""A sample keeps at least this number of sequences, even above MAX_TOKENS. With fewer, advice is less reliable."""
+"""Minimum number of sequences in a sample, even if they exceed MAX_TOKENS. With fewer, advice is less reliable."""
 _PROMPT_HASH = "\0prompt"
 """Name of a temporary column, which contains the hash of each sequence's prompt."""
 
@@ -318,7 +318,7 @@ CONVERGENCE_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction whose gradient counts as unbiased. The bias of a correction is the distance from this gradient."""
+    """The correction whose gradient is treated as the true one. The bias of a correction is its distance from it."""
 
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
@@ -333,7 +333,7 @@ class BiasReference:
 
 
 def choose_reference(sample: RunSample) -> BiasReference:
-    """Choose the reference: truncated sequence weights if their mean is near 1, otherwise truncated token weights."""
+    """Return truncated sequence weights as the reference if their mean is near 1, else truncated token weights."""
     k_hat = sequence_k_hat(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))
     mean = float(apply_to_sample(_SEQUENCE_REFERENCE, sample).weights.mean())
@@ -349,7 +349,7 @@ def sequence_k_hat(sample: RunSample) -> float | None:
 
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
-"""Maximum size of the surrogate's table of logits, [previous token, token]. Larger vocabularies are hashed."""
+"""Size of the surrogate policy's logit table, [previous token, token]. Larger vocabularies are hashed to this size."""
 
 
 _SMALLEST_ALTERNATIVE = 1e-9
@@ -458,7 +458,7 @@ class Surrogate:
         self._others = self._alternatives.sum(axis=1, keepdims=True) - self._alternatives
 
     def gradients(self, applied: CorrectedSample) -> Float64s:
-        """Return the gradient of each batch, divided by the loss scale of the correction [batches, features]."""
+        """Return the gradient of each batch [batches, features]. It is divided by the correction's loss scale."""
         scale = applied.loss_scale
         terms = applied.weights / (scale if scale > 0 else 1.0) * self._coefficient
         counted = np.maximum(np.bincount(self._batch, applied.counted), 1)
@@ -515,7 +515,7 @@ def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
 SIGNIFICANT_STANDARD_ERRORS = 2.0
 """A difference between two gradient errors is significant above this number of standard errors."""
 _CAUTION_FACTOR = 0.5
-"""Candidates rank by error + this factor x `critical` x standard error of the gain (docs/methods/advice.md)."""
+"""To rank uncertain candidates lower, this x `critical` x the standard error of the gain is added to the error."""
 RELIABLE_SEQUENCES = 320
 """With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
 _MIN_GAIN = 1e-3
@@ -591,5 +591,5 @@ def choose_correction(
 
 
 def required_standard_errors(sequences: int) -> float:
-    """Return the number of standard errors above which a difference is significant. It is larger in small samples."""
+    """Return the number of standard errors above which a difference is significant: 2, or more in small samples."""
     return SIGNIFICANT_STANDARD_ERRORS * max(1.0, math.sqrt(MIN_SEQUENCES / max(sequences, 1)))

@@ -340,7 +340,7 @@ def _describe_change(growth: Growth) -> str:
 
 
 def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> Lag:
-    """Estimate by how many steps changes of K3 follow changes of `logged`. If K3 changes first, the lag is negative."""
+    """Estimate by how many steps K3 follows the metric `logged`. A negative lag means that K3 changes first."""
     ours = np.array([math.log(value) if value else np.nan for value in k3], np.float64)
     theirs = np.array([np.nan if value is None else value for value in logged], np.float64)
     known = np.isfinite(ours) & np.isfinite(theirs)
@@ -475,7 +475,7 @@ REPLAY_SPREAD = 2.0
 FLOAT64_TOLERANCE = 1e-9
 """Relative rounding error that a float64 sum may have."""
 METRIC_TOLERANCE = 1e-8
-"""Relative error that a metric may have after rounding to VALUE_DIGITS digits in the Result."""
+"""Relative error of a metric in the Result, which is rounded to VALUE_DIGITS digits."""
 _FLOAT32_EPSILON = 2.0**-24
 _TRACKER_PREFIXES = ("", "train/", "actor/")
 """Prefixes that trackers and actors add to the names that a framework logs."""
@@ -487,7 +487,7 @@ LoggedValues = Mapping[str, Sequence[float | None]]
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Subtract `offset` from the log's steps, if more values of the log then agree with the dump than before."""
+    """Subtract `offset` from the steps of the log if more of its values then agree with the dump."""
     if not offset:
         return log
 

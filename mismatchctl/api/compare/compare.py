@@ -354,7 +354,7 @@ class PartMeans:
 
     @classmethod
     def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
-        """Reorder the columns (tokens, K3, standard error) from the labels `own` to the labels `keys`."""
+        """Sort the `columns` (tokens, K3, standard error), whose labels are `own`, in the order of `keys`."""
         where = {key: index for index, key in enumerate(own)}
         found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
         tokens, k3, se = np.array(found, np.float64)

@@ -222,9 +222,9 @@ MAIN_METRICS = (
 )  # fmt: skip
 """Metrics that always have a row in the table of changes. Other metrics have a row if they changed significantly."""
 MAX_LABELS = 6
-"""Maximum number of steps or column values that a sentence lists."""
+"""Sentences of the comparison list at most this number of steps or column values."""
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
-"""If all these metrics of a correction are 0 in two runs, it has no effect, and the comparison does not show it."""
+"""Metrics that show if a correction has an effect. If all are 0 in two runs, the comparison leaves it out."""
 UNCLEAR_RISE = 0.25
 """If a change of K3 is not significant, but its interval includes a rise above 25%, the answer is "unclear"."""
 MIN_MIX_SHARE = 0.1

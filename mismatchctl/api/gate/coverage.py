@@ -293,8 +293,8 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
 """The share of masked tokens is suspicious if it exceeds the baseline's share by 0.005 and by a factor of 1.5."""
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
-"""A mask may hide the mismatch if it masks at least 0.2% of the tokens with log-probs, and at least half of the masked
-tokens have a larger |log ratio| than 99.9% of the valid tokens."""
+"""A mask is suspicious if it masks at least 0.2% of the tokens with log-probs, and at least half of the masked tokens
+have a larger |log ratio| than 99.9% of the valid tokens."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
 _RARE_IDENTICAL_RISE, _RARE_IDENTICAL_FACTOR = 0.02, 3.0
 """Bit-identical tokens are suspicious if their share is more than 0.02 above, and more than 3 times, the baseline's."""

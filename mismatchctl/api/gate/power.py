@@ -40,7 +40,7 @@ _LOST_INDEX = 3  # index of the statistic "lost" in the list from `k3_statistics
 
 @dataclass(frozen=True)
 class ClusterSizes:
-    """Number of clusters in the new dump, in the baseline (`old`), and in common (`shared`)."""
+    """Number of clusters in the new dump and in the baseline (`old`). `shared` clusters are in the two dumps."""
 
     new: int
     old: int
@@ -137,7 +137,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Return the deviations from the mean. If a few clusters dominate, the noise looks too small, so enlarge them."""
+    """Return the deviations from the mean, enlarged if a few clusters dominate, because their noise looks too small."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
@@ -196,7 +196,7 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 def detectable_factor(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the smallest rise that the gate detects, as a factor (2: doubled), or None if it detects no rise."""
+    """Return the smallest increase that the gate detects: 2.0 means a doubled metric. None: it detects no increase."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     simulated = _SimulatedGate(sample, baseline, sizes, metric, allowance, level)
     return _find_smallest(simulated.detects, _MAX_FACTOR) if simulated.is_possible else None

@@ -47,7 +47,7 @@ _OUTCOME_ORDER: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
 
 class Check(FiniteModel):
-    """The result of one bound of a rule (such as `max`) for one run, step or column value."""
+    """The result of one check, such as `k3: {max: 0.01}`, for one run, step or column value."""
 
     rule: str
     run: str

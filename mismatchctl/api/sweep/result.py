@@ -38,7 +38,7 @@ from mismatchctl.results.model import InputFile, SkippedData
 from mismatchctl.results.views import SWEEP_COLUMNS, TableText, View, format_cell
 
 MAX_FORECAST_POINTS = 8
-"""Predictions are made for at most 8 points of each study, which are evenly spaced."""
+"""Maximum number of points with predictions per study. From a larger study, evenly spaced points are chosen."""
 REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
 
 
@@ -304,7 +304,7 @@ def order_by_strictness(study: Study) -> list[int]:
 
 
 def _bound_strictness(correction: Correction, path: str) -> float:
-    """Return a number that is larger if the bound at `path` is stricter, or 0 if the field is not a bound."""
+    """Return a number for sorting by strictness: larger is stricter. Return 0 if the field at `path` is not a bound."""
     parts = path.split(".")
     is_entry = len(parts) > 1 and parts[-2] in INTERVAL_FIELDS
     if not is_entry and parts[-1] not in (*INTERVAL_FIELDS, "truncate"):
@@ -329,7 +329,7 @@ POINT_METRICS = {
     "weight_bias": ("ratio", 2),
     "k3_kept": ("nats/token", 1),
 }
-"""Metric -> (unit, rank). If a table has too many columns, the metrics with the highest rank are left out first."""
+"""Unit and priority of each metric. If a table is too wide, metrics with the largest priority are left out first."""
 TARGET_TEXTS = {
     "rejected_tokens": "of tokens rejected",
     "rejected_sequences": "of sequences rejected",
@@ -337,7 +337,7 @@ TARGET_TEXTS = {
 }
 _THRESHOLD_DIGITS = 6
 _WIDE_INTERVAL, _MIN_DISTANCE = 0.02, 1e-3
-"""In an interval wider than 2%, an end below 0.1% is shown as "< 0.1%", and an end above 99.9% as "> 99.9%"."""
+"""If an interval is wider than 2%, an end within 0.1% of 0 or 1 is shown as "< 0.1%" or "> 99.9%"."""
 
 SweepRow = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -369,7 +369,7 @@ def format_point(study: Study, point: int) -> str:
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Return (metric, unit) of the metrics to show: rejected tokens, ESS, and others if they differ between rows."""
+    """Return (metric, unit) of the columns to show: rejected tokens, ESS, and each metric that differs between rows."""
     always = ("rejected_tokens", "ess_token")
     differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
     return [(key, POINT_METRICS[key][0]) for key in differing]

@@ -1,4 +1,4 @@
-"""A study: a correction, and the fields of it that a sweep varies, each with a list of values."""
+"""A study is a correction with a list of values for each field that a sweep varies."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def add_grids(some: GridTables, more: GridTables) -> GridTables:
 
 
 def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the metric `key` at each threshold of _DISTANCE_GRID, and its standard errors (delta method)."""
+    """Return the metric `key` and its standard error at each threshold of _DISTANCE_GRID (delta method)."""
     mass = sums[:, :_BINS]
     total, beyond = mass.sum(axis=1, keepdims=True), mass[:, ::-1].cumsum(axis=1)[:, -2::-1]
     with np.errstate(all="ignore"):
@@ -208,7 +208,7 @@ def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
 
 
 BracketValues = list[tuple[int, Float64s, Float64s]]
-"""(index of a bracket, distances between its two grid points, number of tokens or sequences at each distance)."""
+"""(index of a bracket, distances within it, number of tokens or sequences at each distance), one tuple per block."""
 
 
 @dataclass(frozen=True)
@@ -405,7 +405,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return pl.concat(ordered, how="diagonal_relaxed")
 
     def groups(self) -> pl.LazyFrame:
-        """Return the rows of all steps and `--by` values. The column `group` has strings unless all are numbers."""
+        """Return the rows of all steps and `--by` values. The column `group` is numeric if all labels are numbers."""
         whole = pl.concat(self._tables, how="diagonal_relaxed").lazy()
         numbers = [label for label in self._labels if isinstance(label, (int, float)) and not isinstance(label, bool)]
         if not numbers or len(numbers) + self._labels.count(None) < len(self._labels):

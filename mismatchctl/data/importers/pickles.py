@@ -26,11 +26,11 @@ _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQe
 """Codes of numpy dtypes that can be read: numbers, strings and objects."""
 _MOST_DIMENSIONS = 32
 _MOST_INTEGER_KEY = 1 << 24
-"""Integer keys of a dict must be smaller, because an attacker could choose large keys with equal hashes."""
+"""Integer keys of a dict must be smaller. Large keys with equal hashes would let an attacker slow down reading."""
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
 """Time limit for reading a pickle: `_SECONDS`, plus `_SECONDS_PER_BYTE` for each byte of the file."""
 _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
-"""All values in a file may take the file's size times _MOST_REPEATS, plus _SMALL_BYTES."""
+"""Memory limit for the values of a file: its size times _MOST_REPEATS, plus _SMALL_BYTES."""
 
 
 class DamagedError(Exception):
@@ -69,7 +69,7 @@ def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "
 
 
 class _PickledDtype:
-    """A numpy dtype in a pickle. Only its code and its byte order are read."""
+    """A numpy dtype in a pickle. Only its code, such as `<f4`, and its byte order are read."""
 
     def __init__(self, code: Any, *rest: Any) -> None:
         self.value = plain_dtype(code)
@@ -130,7 +130,7 @@ class _ByteBudget:
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return the limits for a file of `size` bytes. Values may take more bytes, since tensors can share bytes."""
+        """Return the memory and time limits for `size` bytes. Values may exceed `size`, as tensors can share bytes."""
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Convert files of frameworks and of other formats, run by run, to tables in memory or in temporary files."""
+"""Convert dumps of frameworks and other formats to tables in memory or in temporary files, one run at a time."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Replace each file that needs an importer by a table, run by run. With `skip`, yield errors instead of raising."""
+    """Convert files of other formats to tables, one run at a time. With `skip`, yield errors instead of raising."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:

@@ -215,7 +215,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Find the shift k of each row that brings rollout[i + k] closest to train[i]. Return k and misfit (1: no fit)."""
+    """Find the shift k at which rollout[i + k] is near train[i] in each row. Return k, and the misfit (1: no match)."""
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths
@@ -456,7 +456,7 @@ def _mark_placeholders(rows: Rows, kind: str, side: str) -> Bools:
 
 
 def _mark_runs(marks: Bools, segments: Segments) -> Bools:
-    """Return the marks that are part of at least `_MIN_PADDING_RUN` adjacent marks in one sequence."""
+    """Keep only marks in groups of at least `_MIN_PADDING_RUN` adjacent marks in one sequence."""
     at = np.flatnonzero(marks)
     row = np.searchsorted(segments.offsets, at, side="right")
     run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
@@ -532,7 +532,7 @@ def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
 
 
 def _find_bad_ends(case: Case) -> Bools:
-    """Mark last tokens with a very large difference, in rows whose other tokens agree."""
+    """Flag the last token of a response if its |log ratio| is very far above the median of the response [T]."""
     size, none = np.abs(case.x), np.zeros(len(case.sound), np.bool_)
     long = np.flatnonzero(case.counts > _LAST_TOKEN_MIN_LENGTH)
     least, ends = 0.1 * len(long), case.segments.offsets[1:][long]

@@ -155,7 +155,7 @@ _MULTIPLE_RANGES = (
     *((-0.15, _MULTIPLE_CERTAIN), (_MULTIPLE_LIKELY, -0.15)),
     *((-2.5, _MULTIPLE_UNLIKELY), (-math.inf, -2.5)),
 )
-"""Ranges (low, high) of train log-probs. One factor explains the difference only if it fits in every range."""
+"""Ranges of train log-probs. A factor explains the difference only if it is the same in every range."""
 
 LogReading = tuple[str, str, float]
 """(side with wrong values, name of their log base or sign, factor that corrects them). Other factors have no name."""

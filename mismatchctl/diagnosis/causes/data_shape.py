@@ -15,7 +15,7 @@ from mismatchctl.diagnosis.detection import Detection, make_fact, make_share_fac
 _FEWEST = 20
 _RUN = 3
 _MOST, _FEW_ROWS, _FITS_FEW = 0.5, 0.02, 0.1
-"""`_FITS_FEW`: if only a few rows fit better without gaps, their mean difference must fall to this share."""
+"""`_FITS_FEW`: if removing gaps improves only a few rows, their mean |log ratio| must fall by 90%."""
 
 
 def detect_length_mismatch(case: Case) -> Detection | None:

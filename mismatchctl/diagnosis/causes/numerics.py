@@ -17,7 +17,7 @@ from mismatchctl.results.model import Confidence
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
 """Share of K3 that comes from tail tokens: below 0.3 in dense models, 0.7 to 0.95 in mixtures of experts."""
 _CACHE_LIKE = (8.0, 35.0)
-"""Kurtosis of noise that only fp8 caches cause. They had 3 to 22, dense models up to 8, mixtures of experts from 42."""
+"""A kurtosis of noise between these values indicates an fp8 cache. Dense models have up to 8, MoE models from 42."""
 MIN_STRUCTURE_TOKENS = 3000
 """Minimum number of tokens to test if the noise depends on the token, its position or other properties."""
 
@@ -485,7 +485,7 @@ def detect_unexplained(case: Case) -> Detection | None:
 
 
 def mark_gross_tokens(case: Case) -> Bools:
-    """Return True for the few tokens that differ far more than the other tokens [N]."""
+    """Flag the few tokens whose |log ratio| is very far above the noise of the other tokens [N]."""
     size = np.abs(case.x)
     found: Bools = (size > _GROSS_DISTANCE) & (size > _GROSS_NOISE_FACTOR * max(case.noise, 1e-6))
     tailed = int((np.abs(case.standard) > 12.0).sum()) - int(found.sum()) > 3 * int(found.sum())

@@ -176,7 +176,7 @@ def _cross_distances(case: Case, candidates: Ints) -> Float64s:
 _CONTEXT_MIN_LENGTH = 24
 _LIKE_WEIGHTS = "Different weights, for example quantized weights, look the same"
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
-"""Minimum early / late difference. Quantized weights cause up to 1.4, and one lost prompt token causes 2 or more."""
+"""Minimum ratio of early to late differences. Quantized weights reach 1.4, and one lost prompt token 2 or more."""
 
 _TOKENS, _NEAR = 4, 16
 _LARGE, _NEARLY_ALL = 1.0, 0.8
@@ -305,7 +305,7 @@ def _rise_within_turns(case: Case, turn: Ints, used: Bools) -> float:
 
 
 def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Regress `loudness` on log2(1 + place) within rows. Return slope, z-score, and mean loudness (early, late)."""
+    """Regress the loudness on log2(1 + `place`). Return the slope, its z-score, and means of early and late tokens."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)

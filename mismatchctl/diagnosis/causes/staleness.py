@@ -49,7 +49,7 @@ def keep_first_version(case: Case) -> Case:
 
 
 def _match_lag_of_tokens(case: Case) -> Detection | None:
-    """Find rows whose tokens of older versions have a larger mismatch than their other tokens."""
+    """Find responses in which tokens sampled with older weights have a larger mismatch than the other tokens."""
     lag = _lag_of_tokens(case)
     if lag is None or case.reshaped:
         return None
@@ -408,7 +408,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
 
 
 def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
-    """Regress `level` on age and lag. Return the slope of the age, its z-score, and the z-score of the lag."""
+    """Regress the log mismatch (`level`) on age and lag. Return the age's slope and z-score, and the lag's z-score."""
     terms = [np.ones(len(level)), age]
     if np.ptp(lag) > 0:
         terms.append(lag)
@@ -433,7 +433,7 @@ StepCells = dict[StepKey, Float64s]
 
 @dataclass(frozen=True)
 class Levels:
-    """Log mismatch per group of sequences, corrected for their length and for the mean uncertainty of their tokens."""
+    """Sums of the log mismatch per group of sequences, adjusted for sequence length and uncertainty of tokens."""
 
     counts: Float64s  # number of sequences per group [K]
     sums: Float64s  # log mismatch, summed over the sequences of a group [K]

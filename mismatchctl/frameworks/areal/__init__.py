@@ -151,7 +151,7 @@ def _bound(options: Options, key: str, *metrics: str) -> float:
 
 
 class Areal(PlainFramework):
-    """AReaL: one rule that rejects tokens or clamps weights, and a separate option for M2PO."""
+    """AReaL: one rule that rejects tokens or clamps weights, and a separate threshold for M2PO."""
 
     forms = (
         {},
@@ -256,7 +256,7 @@ class Areal(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
-        """Return the log ratios current/train, the advantages, and the kept tokens (None at level `token`)."""
+        """Return log ratios current/train, advantages, and kept tokens. Kept tokens are `None` at level `token`."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
         kept = run.keep

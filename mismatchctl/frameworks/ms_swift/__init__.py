@@ -60,7 +60,7 @@ class MsSwift(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Return the weights that multiply the loss. OPSM changes the mask instead of these weights."""
+        """Return the weights that multiply the loss. OPSM does not change them, because it masks tokens instead."""
         flags = run.passed(lambda gate: gate.effect == "zero")
         by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # multiplies by 0, which keeps NaN
         made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)

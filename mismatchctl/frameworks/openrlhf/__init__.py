@@ -18,7 +18,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options
 _TYPES = ("tis", "icepop", "seq-mask-tis")
 _LEVELS = ("off", "token", "seq")
 _GATINGS: dict[str, str] = {"binary_kl": "binary_kl", "tv": "abs_prob_diff"}
-"""OpenRLHF's name -> mismatchctl's name of each statistic except the ratio."""
+"""Statistics of OpenRLHF except the ratio: OpenRLHF's name and mismatchctl's name."""
 
 
 _SCHEMES = (
@@ -67,7 +67,7 @@ class OpenRlhf(PlainFramework):
         return set(cls("0.11").aliases) - {"is_correction_threshold"}
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read all options. As in OpenRLHF, option names of another version raise an error."""
+        """Read all options. Raise a ConfigError if an option is named as in another version, as OpenRLHF does."""
         given = {str(key).lstrip("-") for _, inner in self.levels(native) for key in inner}
         if self.renamed and (gone := sorted(given & self._old_names())):
             raise ConfigError(

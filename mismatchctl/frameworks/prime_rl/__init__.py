@@ -19,7 +19,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options, Step, k3
 _LATER_KEYS = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
 
 _REMOVED_KEYS = {"dppo_mask_low", "dppo_mask_high", "ipo_threshold"}
-"""Keys that prime-rl 2026-09 and later versions do not read."""
+"""Keys that prime-rl reads only in versions before 2026-09."""
 
 _MAX_EXPM1 = 1e30
 

@@ -81,7 +81,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def mean_weight(self) -> float:
-        """Return the mean weight before rejection, over tokens at level `token`, else over sequences."""
+        """Return the mean weight before rejection, over tokens if `tis_level` is "token", else over sequences."""
         values, count = self.row_mean(self.bounded_weights), len(self.segments)
         if self.arguments.tis_level == "token":
             values, count = self.row_sum(self.bounded_weights), self.tokens
@@ -166,7 +166,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def opsm_clipfrac(self) -> Floats:
-        """Return the share of tokens that OPSM masks, per sequence [S]. As in slime, also count invalid tokens."""
+        """Return the share of each sequence's tokens that OPSM masks [S]. As in slime, invalid tokens count too."""
         drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         invalid = (self.step.all_values("advantages") < 0) & ~self.step.mask
         masked = self.row_sum(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted
@@ -244,7 +244,7 @@ VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     ).astype(c.dtype),
     "kept_weights": lambda c: (c.bounded_weights * c.kept).astype(c.dtype),
 }
-"""Functions that compute the values named in names.yaml. Other values are attributes of MicroBatch."""
+"""For each value named in names.yaml, a function that computes it. Values without one are attributes of MicroBatch."""
 
 CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "": lambda a: True,
@@ -265,7 +265,7 @@ CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
 
 _TABLES = read_metrics(__file__)
 METRICS = (*_TABLES["mis"], *_TABLES["loss"], *_TABLES["miles"])
-"""All metrics except `loss`. It is computed as pg_loss + kl_loss_coef * kl_loss. Dumps lack slime's entropy term."""
+"""All metrics except `loss`, which is pg_loss + kl_loss_coef * kl_loss. Dumps lack slime's entropy term."""
 _LOSS_VALUES = {metric.values for metric in (*_TABLES["loss"], *_TABLES["miles"])}
 
 
@@ -291,7 +291,7 @@ def _in_version(metric: LoggedMetric, version: SlimeVersion) -> LoggedMetric | N
 
 
 DOCUMENTED_NAMES: dict[str, str] = read_table(__file__, "options.yaml")["documented_names"]
-"""Name of a metric in slime's documentation -> the name that slime's code logs for the documented formula."""
+"""For some names in slime's documentation, the name under which the code logs the documented formula."""
 
 _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
 

@@ -69,7 +69,7 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options of a call, if it is a call of `train.Config` that sets a loss."""
+    """Read the options of a `train.Config(...)` call in Python. Return None for other calls, or if it sets no loss."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     given = call.values(_LOSS_KEYS)

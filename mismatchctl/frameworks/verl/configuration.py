@@ -1,4 +1,4 @@
-"""verl's keys of rollout correction, and their conversion to and from a Correction."""
+"""Options of verl for rollout correction, and their conversion to and from a Correction."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _numbers(version: str) -> list[int]:
 
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
-"""Path of a second block with the keys of `rollout_correction`, which the V1 trainer of 2026 reads."""
+"""Path of a second `rollout_correction` block with the same keys. The V1 trainer of 2026 reads it."""
 ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
 """Path of the option that bounded weights before verl had rollout corrections. Values of 0 or less disabled it."""
 
@@ -339,7 +339,7 @@ def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
 
 
 def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple[Gate, ...]:
-    """Parse gates from comma-separated options. There is one threshold per option, or one for all options."""
+    """Parse the comma-separated options in `rollout_rs` into gates. One threshold is used for all of them."""
     key, value = "rollout_rs_threshold", settings["rollout_rs_threshold"]
     if settings["rollout_rs"] is None:
         return ()
@@ -437,7 +437,7 @@ def _make_veto(threshold: float, source: RatioSource, version: VerlVersion) -> G
 
 @dataclass(frozen=True)
 class VerlConfig:
-    """A user's configuration as it is written in the file."""
+    """The contents of a user's configuration file, and the verl version that reads it."""
 
     root: Mapping[str, Any]  # the whole configuration
     version: VerlVersion  # the version that reads it
@@ -456,7 +456,7 @@ class VerlConfig:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Return the given values of known keys, with numbers in quotes as floats."""
+        """Return the values of all keys that this version knows. Numbers in quotes become floats."""
         known = {key: value for key, value in self.section.items() if key in self.version.keys}
         return {key: float(known[key]) if key in self.quoted_numbers else known[key] for key in known}
 

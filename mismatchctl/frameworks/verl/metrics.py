@@ -42,7 +42,7 @@ def over_tokens(sample: ConfiguredStep, values: Values, level: str) -> Values:
 
 
 def mean_in_dtype(values: Values) -> Floats:
-    """Return the mean. As in verl, the mean of booleans is float32."""
+    """Return the mean in the dtype of `values`. Booleans give float32, as in verl."""
     dtype = np.dtype(np.float32) if values.dtype == np.bool_ else values.dtype
     total = np.asarray(values.sum(dtype=np.float64), dtype)
     return np.asarray(total / np.asarray(max(len(values), 1), dtype))
@@ -149,7 +149,7 @@ def _measure_veto(sample: ConfiguredStep, threshold: float | None) -> Measured:
 
 
 def _measure_estimate(sample: ConfiguredStep, gate: Gate) -> Measured:
-    """Compute k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated. NaN is rejected."""
+    """Compute the gate statistic k1, k2 or k3 of verl in 2026. Clamp log ratios, then aggregate. NaN is rejected."""
     y, (lower, upper) = clamp_log_ratio(sample.d), gate.bounds
     per_token = -y if gate.statistic == "k1" else 0.5 * y**2 if gate.statistic == "k2" else exp(y) - 1 - y
     reduce = {"sum": sample.row_sum, "mean": sample.row_mean, "max": sample.row_max}.get(gate.level)
@@ -247,7 +247,7 @@ def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
 
 
 def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Tables, str, str]]:
-    """Yield tables of names.yaml, each with the prefix of its names and the condition for logging them."""
+    """Yield tables of logged metrics in names.yaml, the prefix of their names, and the condition for logging them."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     yield *_off_policy_tables(version), ""
     key, levels = ("rollout_is_level", _LEVELS) if version.dialect == "flat" else ("rollout_is", _LEVELS[:2])

@@ -94,7 +94,7 @@ def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
 
 
 class _BinnedPoints:
-    """Computes the columns of all corrections of a family at once, from sums over bins."""
+    """Computes the columns of all corrections of a family together, from sums over the bins between thresholds."""
 
     def __init__(
         self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
@@ -159,7 +159,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return 1.0 for sequences that all gates on sequences keep, else 0.0. Store rejected tokens in `rejected`."""
+        """Return 1.0 for sequences that all sequence gates keep, else 0.0. Add rejected tokens to `rejected`."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)

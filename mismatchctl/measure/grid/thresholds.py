@@ -30,7 +30,7 @@ class BlockParts:
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Put the sequences of each table row (`rows`) into one part. Also return the table row of each part."""
+        """Create one part per table row, from the row of each sequence (`rows`). Also return the row of each part."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -69,7 +69,7 @@ def as_slice(places: Ints) -> Ints | slice:
 
 @dataclass(frozen=True)
 class Term:
-    """One summand of a column: another column `name`, summed over intervals of bins, times a factor."""
+    """A column is a sum of Terms. A Term is another column `name`, summed over intervals of bins, times `factor`."""
 
     name: str
     runs: BinIntervals | None = None  # intervals of bins to sum over, None without bins
@@ -133,7 +133,7 @@ class BlockColumns:
 
 
 def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
-    """Multiply the columns by the flags, and sum the products over the sequences of each part."""
+    """Multiply each column by `flags`, and sum over the sequences of each micro-batch or cluster (`parts`)."""
     alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
     for name, values in columns.items():
         alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
@@ -305,7 +305,7 @@ class WeightBounds:
         return np.where(np.isfinite(made), made, 0.0)
 
     def _within(self, weights: Weights, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
-        """Return the smallest and the largest weight of each part. Weights outside of the bounds count as 0."""
+        """Return the smallest and the largest weight of each part. Weights outside of the bounds are set to 0."""
         thresholds = self.thresholds
         places = parts * thresholds.bins + thresholds.bin(weights.raw_excess + 1.0)
         low, high = np.full((count, thresholds.bins), np.inf), np.full((count, thresholds.bins), -np.inf)
@@ -442,7 +442,7 @@ class CorrectionFamily:
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
-        """Return the shape of a column that depends on the axes `along`. All other axes have the length 1."""
+        """Return the shape of a column that varies along the axes `along`. Example: "weights" gives (W, 1, 1)."""
         gates = range(1, len(self.grid))
         axes: dict[GridAxis, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
         axes |= {gate: (axis,) for axis, gate in enumerate(self.order, 1)}

@@ -32,7 +32,7 @@ def _row_property(name: str, *places: int) -> Any:
 
 
 class CompiledRatios(Ratios):
-    """Ratios with compiled loops. When the first term (such as K3 per token) is read, one loop computes all terms."""
+    """Ratios with compiled loops. The first access to a term, such as K3 per token, computes all terms in one loop."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         super().__init__(_to_loop_array(policy), _to_loop_array(reference), segments)

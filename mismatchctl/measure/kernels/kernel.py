@@ -1,4 +1,4 @@
-"""The numpy kernel, which is the base class of other kernels, and the tables that kernels fill."""
+"""The numpy kernel, from which other kernels inherit, and the tables that kernels fill."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PairTables:
 
 @dataclass
 class RunTables:
-    """Sums over the tokens of a run for the mismatch (train and rollout). Kernels add tokens in place."""
+    """Sums over the tokens of a run for the pair train and rollout. Kernels add tokens to these arrays."""
 
     layers: Float64s  # token counts and K3 by cluster, rollout probability and K3, from `new_layer_table`
     # by quantity: [BUCKETS, bins, sums]. The sums are the number of tokens, |log ratio| and K3. SHIFTED_BREAKDOWNS also
@@ -57,7 +57,7 @@ class RunTables:
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """The rows of the tables that receive the tokens of each sequence."""
+    """For each sequence, the table rows to which kernels add its tokens."""
 
     rows: Ints  # row in PairTables [S]
     buckets: Ints  # bucket of the sequence's cluster [S], the first index in `RunTables.breakdowns`
@@ -77,7 +77,7 @@ class Kernel:
         return Ratios(policy, reference, segments)
 
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
-        """Split a batch into blocks of the size that suits the kernel. Yield (index of the first sequence, block)."""
+        """Split a batch into blocks of a good size for this kernel. Yield (index of the first sequence, block)."""
         return batch.blocks()
 
     def reduce_tokens(
@@ -89,7 +89,7 @@ class Kernel:
         pair: PairTables,
         run: RunTables | None = None,  # only for the mismatch, None for other pairs
     ) -> tuple[Float64s, Float64s]:
-        """Add all tokens to the tables `pair` and `run`. Return the TOKEN_SUMS and TOKEN_MAXIMA of each sequence."""
+        """Add all tokens to the tables `pair` and `run`. Return TOKEN_SUMS and TOKEN_MAXIMA per sequence."""
         spread, signed, k3 = ratios.segments.spread, bins.signed_bin(ratios.log_ratio), ratios.k3
         rows, cells = spread(places.rows), spread(pair.cells[places.rows])
         self.add_by_bin(pair.tokens.reshape(-1, 1), rows * MAGNITUDE_BINS + bins.magnitude_bin(signed))

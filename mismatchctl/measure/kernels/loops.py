@@ -50,7 +50,7 @@ _ROUND = 1.5 * 2.0**52  # x + _ROUND contains the integer nearest to x in its lo
 SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
 """Range of x for exp(x). Below it, the result is treated as 0. Above it, the result overflows."""
 _FAR_LIMIT = 700.0
-"""For |x| above this limit, exp(x) may lose digits."""
+"""For |x| above this limit, the fast exp(x) may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
 
 
@@ -73,7 +73,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
 
 @compile_terms
 def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """Return exp(x) - 1, K3 of x, and exp(q). `x_within` and `q_within` are x and q, clipped to the range of exp."""
+    """Return exp(x) - 1, K3 and exp(q) for log ratio x and log-prob q. `*_within` are clipped to the range of exp."""
     k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
@@ -275,7 +275,7 @@ _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 
 @compile_loop
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
-    """Write the index of each token in the flat table `layers` to `where`, from its K3 and its surprisal bin."""
+    """Write each token's index in the flat table `layers` to `where`. It depends on the token's K3 and surprisal."""
     for j in range(len(k3)):
         place = int32(0)
         for edge in _SURPRISAL_BINS_ABOVE:
@@ -373,7 +373,7 @@ def reduce_sequences(
 
 @compile_loop
 def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
-    """Flag each log ratio <= `low` or >= `high` in `marks`. Flags, unlike a list of indices, allow vector code."""
+    """Set marks[j] to True if the log ratio of token j is <= `low` or >= `high`, else to False."""
     for j in range(len(policy)):
         x = np.float64(policy[j]) - np.float64(reference[j])
         marks[j] = (x <= low) | (x >= high)

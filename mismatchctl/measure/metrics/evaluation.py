@@ -60,7 +60,7 @@ _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_g
 
 @dataclass(frozen=True)
 class ScopeFactors:
-    """The divisors that normalize weights, for each micro-batch."""
+    """The divisors that normalize weights, one per micro-batch and correction."""
 
     scopes: Hashes  # hash of each micro-batch [M], ascending
     factors: Float64s  # a divisor per micro-batch and correction [M, ...]
@@ -356,7 +356,7 @@ def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], s
 
 
 def formula_slopes(metric: Metric, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (column, derivative of the formula by this column) for each column that the metric's formula reads."""
+    """For each column that the metric's formula reads, yield its name and the derivative of the formula."""
     assert metric.formula is not None
     reader = ColumnReader(read)
     metric.formula(reader)
@@ -380,7 +380,7 @@ REPEATED_METRICS = frozenset(
         *("ppl_ratio", "log_ppl_diff_min", "log_ppl_diff_max", "khat_token", "khat_sequence"),
     )
 )
-"""Metrics of `drift` and later pairs that are not stored per step: they repeat others or need more tokens."""
+"""Metrics of other pairs, such as `drift`, that are not stored per step: they repeat others or need more tokens."""
 _SPREAD_KEYS = frozenset(metric.key for metric in SPREAD_METRICS)
 METRICS_NOT_BY_STEP = (
     REPEATED_METRICS
@@ -389,7 +389,7 @@ METRICS_NOT_BY_STEP = (
 )
 """All metrics that are only stored per run, not per step. This saves memory in runs with a thousand steps."""
 OTHER_PAIR_METRICS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD_KEYS
-"""Keys of the metrics of all pairs except the mismatch, and of SPREAD_METRICS."""
+"""Keys of all metrics of other pairs than the mismatch, such as `drift_k3`, and of SPREAD_METRICS."""
 METRICS_WITH_GROUP_ERRORS = frozenset(
     ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 )
@@ -468,7 +468,7 @@ class GroupMerger(ABC, Generic[CellT]):
 
 @dataclass
 class RunTotals:
-    """Metrics of each step of a run, and final sums over all its steps."""
+    """Metrics of each step of a run, and the sums for the metrics of the whole run."""
 
     steps: list[LabelValue] = field(default_factory=list)  # steps in the order in which they were evaluated
     groups: list[EstimateRow] = field(default_factory=list)  # metrics of these steps in the same order
@@ -484,7 +484,7 @@ class RunTotals:
 
 
 class Accumulator(GroupMerger[CellSums]):
-    """Adds up the sums of a dump in the order of the input, and computes the metrics of complete steps."""
+    """Adds up the sums of a dump in input order, and computes a step's metrics when the step is complete."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         super().__init__(plan.by, lambda cell: cell.size, lambda cell, more: (cell + more).fold(GROUP_CAP))

@@ -158,8 +158,8 @@ class Measure:
 
 
 Number = Any
-"""An array of floats, one per step, or of complex numbers to compute derivatives. Formulas may use arithmetic,
-np.sqrt, np.exp and np.where, but never `if`."""
+"""An array with one number per step. Numbers are complex when derivatives are computed, so formulas may only use
+arithmetic, np.sqrt, np.exp and np.where."""
 
 
 class Totals(Protocol):
@@ -169,7 +169,7 @@ class Totals(Protocol):
 
 
 class RecordingTotals:
-    """Totals that read the column `prefix + name` if it exists, else `name`. `read` records the read columns."""
+    """Totals that read the column `prefix + name`, or `name` if it does not exist. `read` lists the columns read."""
 
     def __init__(self, found: Mapping[str, Number], prefix: str = "") -> None:
         self.found, self.prefix, self.read = found, prefix, dict[str, None]()
@@ -184,7 +184,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Return "ok", or why the value is not finite. `empty` is true if 0 tokens were measured."""
+    """Return "ok", or why the value is not finite. `empty` means that no tokens were measured."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -242,7 +242,7 @@ class MetricTails:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of mismatchctl. One of `formula`, `extreme`, `quantile` and `tail` computes its value."""
+    """A metric. Its value is computed by one of the fields `formula`, `extreme`, `quantile` and `tail`."""
 
     key: str  # stable name in JSON, tables and options
     title: str  # short label
@@ -312,7 +312,7 @@ def read_metrics(
 
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
-"""Coverage of `heavy_tail` intervals of quantiles: usual, and with very few tail tokens (docs/methods/gate.md)."""
+"""Share of `heavy_tail` intervals of quantiles that contain the true value: with under 10, or under 3, tail tokens."""
 _FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tail tokens: COVERAGE, or LOWEST_COVERAGE
 _ROUNDING = 1e-9  # relative rounding error of a share times the number of tokens
 
@@ -405,7 +405,7 @@ def tail_length(count: int) -> int:
 
 
 def khat_limit(count: int) -> float:
-    """Return the highest k-hat that allows a reliable mean of S = `count` ratios: min(1 - 1/log10 S, 0.7)."""
+    """Return the largest k-hat at which the mean of S = `count` ratios is reliable: min(1 - 1/log10 S, 0.7)."""
     return min(1 - 1 / math.log10(count), 0.7) if count > 1 else math.nan
 
 

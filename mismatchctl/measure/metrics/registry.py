@@ -1,4 +1,4 @@
-"""The metrics of pairs of policies, of corrections and of optional columns. metrics.yaml contains their definitions."""
+"""Metrics of policy pairs, of corrections and of optional columns. Their definitions are in metrics.yaml."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollou
 MIN_REST = 1e-6
 """Lower limit for the probability of all tokens outside the top k. Float32 probabilities are not more exact."""
 MIN_TOP_LOG_PROB = -700.0
-"""A lower log-prob is replaced by this value, whose exp is still above 0."""
+"""A lower top-k log-prob is replaced by this value, because exp(-700) is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3
 """A log-prob up to this far above 0 is a rounding error. Tokens with a larger top-k log-prob are not compared."""
 
@@ -307,7 +307,7 @@ KL_NAMES = (
 
 
 def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Estimate the KL to the reference policy per sequence: the KL of `current`, or if it is missing, of `train`."""
+    """Estimate the KL between `current` and the reference policy per sequence. If `current` is missing, use `train`."""
     policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
     known = np.zeros(len(block)) if reference is None else block.has_log_probs("ref").astype(np.float64)
     lengths = block.segments.lengths * known
@@ -458,7 +458,7 @@ KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for
 
 
 def _widest_column(name: str) -> Formula:
-    """Return the formula for `name@k` with the largest k that never repeats an expert in a layer."""
+    """Return a formula that reads `name@k` with the largest k at which no expert is repeated in a layer."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]

@@ -130,7 +130,7 @@ def _csv_cell(cell: Cell) -> int | str:
 
 
 def _thin_line(mark: Marks) -> Marks:
-    """Split a long line into equal parts. Keep the smallest and largest value of each, and the ends of the line."""
+    """Shorten a long line: split it into equal parts, and keep its ends and each part's minimum and maximum."""
     if mark.kind != "line" or len(mark.y) <= MAX_SCREEN_POINTS:
         return mark
     values = np.array([math.nan if y is None else y for y in mark.y], np.float64)

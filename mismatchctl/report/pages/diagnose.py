@@ -126,7 +126,7 @@ def _describe_fact(fact: Fact) -> str:
 
 
 def _finding_lines(finding: Finding, *, brief: bool = False) -> Iterator[_Row]:
-    """Yield the lines of a finding. With `brief`, omit the evidence and show one example and one rival cause."""
+    """Yield the lines of a finding. With `brief`, omit the evidence, and show only one example and one other cause."""
     yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
         facts = (fact for fact in finding.evidence if fact.supports == supports and not brief)
