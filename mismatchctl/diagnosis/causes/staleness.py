@@ -505,7 +505,7 @@ def _sum_sample(case: Case, reshaped: bool) -> AllCells:
 
 
 def find_deviations(cells: StepCells) -> list[Deviation]:
-    """Compare the log mismatch of each value of a column, such as a worker, with other rows of the same steps."""
+    """Compare the log mismatch per value of a column with other rows of the same steps. Sort by descending z-score."""
     if not cells:
         return []
     levels, steps, index = Levels.of(cells), _number(step for step, _ in cells), _number(value for _, value in cells)
