@@ -66,7 +66,7 @@ class FormattedDataset(Protocol):
 
 
 class TorchTensor(Protocol):
-    """A torch tensor, which may be nested."""
+    """A torch tensor. Nested tensors, whose rows have different lengths, are allowed too."""
 
     def detach(self) -> object: ...
 

@@ -28,7 +28,7 @@ _STANDARD_NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class BackTest:
-    """A test of a prediction on the dump: K predicted fractions of rejected responses, and the observed fractions."""
+    """Compares predicted fractions of rejected responses with the fractions in the dump, at K response lengths."""
 
     start: int  # the prediction only uses the first `start` tokens of each response
     lengths: tuple[int, ...]  # response length of each comparison, in tokens [K]
@@ -119,7 +119,7 @@ class SequenceSample:
         return SequenceSample.concatenate([self, other])
 
     def of_run(self, run: str) -> SequenceSample:
-        """Return the sequences of a run that have tokens, in an order that does not depend on the dump's order."""
+        """Return the nonempty sequences of a run, sorted so that the order of rows in the dump does not matter."""
         chosen = self._select((self.run == run) & (self.tokens > 0))
         order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
         return chosen._select(order)
@@ -438,10 +438,10 @@ def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Fl
 
 
 def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
-    """For each bootstrap replicate, estimate four components of the variance of summed log ratios [R, 4].
+    """Estimate why sums of log ratios vary between responses: four variance components per bootstrap replicate [R, 4].
 
-    The components are: noise per token, growth of noise with the position, bias per token of a sequence, and growth of
-    bias with the position. They are fitted to covariances between response parts (Rao's MINQUE).
+    The components are independent noise of each token, its growth with the position, a bias shared by all tokens of a
+    response, and its growth with the position. They are fitted to covariances between response parts (Rao's MINQUE).
     """
     found = _fit_components(sample, weights, (0, 1, 2, 3))
     if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # otherwise the growth of the bias would be fitted to noise

@@ -263,7 +263,7 @@ def main() -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Open closed standard streams on the null device. Otherwise, an output file could get their descriptor."""
+    """Connect closed standard streams to the null device. Otherwise, an opened file would act as stdout or stderr."""
     for number in range(3):
         try:
             os.fstat(number)

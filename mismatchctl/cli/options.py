@@ -243,7 +243,7 @@ class OutputOptions:
         self, data: Callable[[], str], page: Callable[[], Document], screen: Callable[[], Document],
         warnings: Callable[[], Iterable[str]] = tuple,
     ) -> None:  # fmt: skip
-        """Open the HTML page if --open requests it. Then print Markdown, JSON or the terminal output."""
+        """With --open, open the HTML page. Then print the Markdown, the JSON or the terminal output."""
         if self.open_ and self.html is not None:
             out.open_page(self.html)
         if str(self.markdown) == "-":

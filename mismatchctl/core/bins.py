@@ -61,7 +61,7 @@ def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
 
 
 class OctaveBins:
-    """Bins from 2^lowest to 2^highest, with 1, 2 or 4 bins per doubling, and one more bin on each side."""
+    """Bins from 2^lowest to 2^highest, with 1, 2 or 4 bins per factor of 2, and two bins for values outside."""
 
     def __init__(self, lowest: int, highest: int, per_octave: int = 2) -> None:
         self.shift = 23 - {1: 0, 2: 1, 4: 2}[per_octave]
@@ -118,7 +118,7 @@ def new_layer_table(clusters: int) -> Float64s:
 
 
 def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
-    """Return each token's index in the flattened axes [probability bins, K3 bins]. `reference`: rollout log-probs."""
+    """Return each token's cell in a flattened table [probability bins, K3 bins]. `reference`: rollout log-probs."""
     surprisal = SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))
     reached: Ints = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1, 0, len(K3_CAPS))
     place: Ints = segments.from_host(PROBABILITY_BIN_BY_SURPRISAL)[surprisal]

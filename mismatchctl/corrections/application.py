@@ -304,7 +304,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return logs of random factors >= 1 for the upper bound, one per token or sequence. They depend on the seed."""
+    """Return logs of random factors >= 1, which raise the upper bound of each token or sequence (from `gate.seed`)."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -476,7 +476,7 @@ class CorrectedBlock:
     counted: Selection  # tokens in the loss's denominator: `kept` plus the tokens rejected by gates with effect `zero`
 
     def token_weights(self) -> Float64s:
-        """Return the bounded weight of each token [T] before normalization, also for rejected tokens."""
+        """Return each token's weight [T] after truncation and before normalization, also for rejected tokens."""
         if self.weights is None:
             return self.kept.segments.spread(np.ones(len(self.kept.segments)))
         bounded = self.weights.bounded

@@ -376,7 +376,7 @@ class Correction(_CorrectionModel):
 
     @property
     def sources(self) -> set[str]:
-        """Return the ratios that the weight and the gates use, such as `train/rollout`."""
+        """Return the ratios that the weight and the gates use. `train/rollout` is trainer / rollout probability."""
         rules: list[Weight | Gate] = [*self._gates] if self.weight is None else [self.weight, *self._gates]
         return {rule.source for rule in rules}
 
@@ -384,7 +384,7 @@ class Correction(_CorrectionModel):
     def weights_loss(self) -> bool:
         """Return True if the loss is multiplied by the weights.
 
-        Losses that use the ratio current/rollout already contain the importance weights.
+        The result is False for losses that use the ratio current/rollout, because they already contain the weights.
         """
         name = parse_loss(self.loss)[0]
         own = name == "vespo" or (

@@ -86,7 +86,7 @@ _NAMED_RULE = re.compile(rf"({'|'.join(_NAMED_RULES)})((?:_\d+(?:\.\d+)?(?:e-?\d
 
 
 def named_correction(name: str) -> Correction | None:
-    """Create the correction of a name, if the name has the form `geo_1.01_token_truncate_2`."""
+    """Build the correction that a name such as `geo_1.01_token_truncate_2` describes, or `None` for other names."""
     merged: dict[str, Any] = {"name": name}
     name, place = re.sub(r"(?<!\de)-", "_", name), 0
     while place < len(name):

@@ -54,7 +54,7 @@ MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN = "response_mask", "current_log_p
 POSITION_COLUMN = "position"
 TRAIN_COLUMN = "train_log_probs"
 FLOAT_COLUMNS = (*REQUIRED_COLUMNS, CURRENT_COLUMN, ADVANTAGES_COLUMN)
-"""Columns with one float per token that become fields of a TokenBatch."""
+"""Columns with one float per token. Each becomes a field of TokenBatch."""
 IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
 """Key in `DecodedBlock.masked`. Its value is the number of tokens to which the trainer gives probability 0."""
 
@@ -560,7 +560,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with one row per token. `broken`: first row of a split sequence -> its problem."""
+    """Decode a part of a file with one row per token. `broken`: first row of a split sequence -> the problem."""
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()

@@ -331,7 +331,7 @@ ALWAYS_READ_COLUMNS = (
 
 @dataclass
 class Catalog:
-    """The usable files of a dump. If `skip` is True, `problems` records the other files. If not, they are an error."""
+    """The usable files of a dump. With `skip`, other files are recorded in `problems`. Without, they raise an error."""
 
     skip: bool
     files: list[DumpFile] = field(default_factory=list)
@@ -473,7 +473,7 @@ SEQUENCE_KEYS = ("sequence_id", "step", "run")
 
 _PIECE_ROWS = 1 << 21
 UNIT_TOKENS = 3 << 20
-"""Adjacent row groups are read together if they have at most this number of tokens in total, which saves time."""
+"""To save time, small adjacent row groups are read together, up to this number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -486,7 +486,7 @@ class _Survey:
 
 
 SplitSequences = Mapping[int, Mapping[int, str]]
-"""File index -> first row -> problem, for sequences whose rows are not adjacent or are in several files."""
+"""File index -> first row of a sequence -> why it cannot be read: its rows are not adjacent or are in several files."""
 
 
 def plan_units(catalog: Catalog) -> tuple[tuple[ReadUnit, ...], SplitSequences]:

@@ -30,7 +30,7 @@ from mismatchctl.io import __version__
 from mismatchctl.io.process import container_bytes, ordered_map, system_bytes
 
 SHARD_TOKENS = 1 << 24
-"""Approximate tokens per shard. A large file is divided into shards, so that few steps are in memory at a time."""
+"""Large files are divided into shards of about this number of tokens, so that few steps are in memory at a time."""
 TOKENS_PER_SEQUENCE = 16
 """The sums of one sequence take about the memory of this number of tokens."""
 

@@ -26,7 +26,7 @@ NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", 
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the storage type of an extension or dictionary type. Other types are unchanged."""
+    """Return the type of the values in a dictionary type or extension type. Other types are unchanged."""
     while isinstance(kind, (pa.BaseExtensionType, pa.DictionaryType)):
         kind = kind.value_type if isinstance(kind, pa.DictionaryType) else kind.storage_type
     return kind
@@ -190,7 +190,7 @@ class ListColumn:
         return np.zeros(len(self.lengths), np.bool_) if self.null is None else self.null
 
     def flat(self, keep: Bools | None) -> pa.Array:
-        """Concatenate the lists of the rows in `keep` (default: all rows), without a copy if the lists are adjacent."""
+        """Join the lists of the rows where `keep` is True (default: all rows). Adjacent lists are not copied."""
         starts = self.starts if keep is None else self.starts[keep]
         lengths = self.lengths if keep is None else self.lengths[keep]
         ends = starts + lengths
@@ -457,7 +457,7 @@ class ArrowContents(FileContents):
 
 
 GROUP_VALUES = 1 << 20
-"""Maximum number of values of a column per row group of a table in memory, because row groups are read in parallel."""
+"""A table in memory is read in parallel as several row groups. Each has at most this number of values per column."""
 
 
 _COLUMNS_IN_FILE = b"mismatchctl.columns"
@@ -562,7 +562,7 @@ def _read_batch_offsets(file: pa.NativeFile) -> list[int]:
 
 
 def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
-    """Read the header of the message at `start`, but not its data."""
+    """Read the header of the Arrow message that begins at byte `start`, but not the message's data."""
     head = file.read_at(_FIRST_READ, start)
     first, second = struct.unpack_from("<ii", head)
     prefix, length = (8, second) if first == -1 else (4, first)  # Arrow before 0.15 does not write the -1
@@ -611,7 +611,7 @@ def _follow_offset(buffer: bytes, table: int, number: int) -> int:
 _MOST_TEXT_BYTES = 1 << 28
 """Largest size of a string column in one row group, in bytes."""
 _READ_BYTES = 1 << 20
-"""Size of one read from a column, in bytes, if a row group is too large for memory."""
+"""Number of bytes that are read at a time from each column of a row group that is too large for memory."""
 
 
 @dataclass(frozen=True)
@@ -654,7 +654,7 @@ class ParquetContents(FileContents):
         return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Describe the first column with too much text, or with too many values for its rows or bytes."""
+        """Describe the first column with too many bytes of text, too many values per row, or too many per byte."""
         for group in groups:
             row_group = self.footer.row_group(group)
             for name in columns:
@@ -709,7 +709,7 @@ class ParquetContents(FileContents):
         )
 
     def _first_leaf(self, column: str) -> int | None:
-        """Return the index of a column's first Parquet leaf. Statistics are stored per leaf."""
+        """Return the index of a column's first leaf. A leaf is a physical Parquet column with its own statistics."""
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path
             if path == column or path.startswith(f"{column}."):

@@ -30,7 +30,7 @@ _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "c
 """Files are one run if their names differ only in a number after one of these words, such as `part_1` and `part_2`."""
 _RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
 _MANY = 8
-"""If this number of names differs only in a number, the files are one run, except after words such as `seed`."""
+"""From this number of files on, names that differ only in a number are one run, except after words such as `seed`."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 
@@ -87,7 +87,7 @@ def skip_locations(locations: Iterable[str]) -> Iterator[None]:
 
 
 def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], list[str]]:
-    """Find the files of the path arguments. Return the files in natural order of run and name, and warnings."""
+    """Find the files of the path arguments. Return them sorted by run and name (part2 before part10), and warnings."""
     arguments, warnings = _list_arguments(paths)
     names = _find_run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))

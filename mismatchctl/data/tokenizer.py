@@ -21,7 +21,7 @@ _BYTE_LEVEL_IDS = 257
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Token id -> its bytes (`pieces`). Other ids are shown as numbers. `name` is a file name, "bytes" or "ids"."""
+    """The bytes of token ids (`pieces`). Unknown ids are shown as numbers. `name`: a file name, "bytes" or "ids"."""
 
     name: str
     pieces: Mapping[int, bytes]

@@ -67,7 +67,7 @@ class Case:
         return other
 
     def with_log_probs(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
-        """Return a copy with new log-probs [T], without the tokens whose new log-prob is infinite or NaN."""
+        """Return a copy with other log-probs [T]. Tokens whose new log-prob is infinite or NaN are left out."""
         rollout = self.rollout if rollout is None else rollout
         train = self.train if train is None else train
         return replace(self, rollout=rollout, train=train, sound=self.sound & np.isfinite(rollout) & np.isfinite(train))
@@ -134,7 +134,7 @@ class Case:
 
     @cached_property
     def scaled(self) -> Float64s:
-        """Return the log ratio divided by 1 - p [N]. Noise in the logits changes a log-prob in proportion to 1 - p."""
+        """Return the logit error of each token [N]: the log ratio divided by 1 - p (p: trainer probability)."""
         return self.x / (1.0 - np.exp(np.minimum(self.t, 0.0)) + _SMALLEST_DOUBT)
 
     @cached_property
@@ -239,10 +239,10 @@ class Case:
 
     @cached_property
     def systematic_share(self) -> tuple[float, float]:
-        """Return the share of the log ratio's variance that the token id explains, and a z-score.
+        """Return how much of the log ratio's variance (0 to 1) depends only on the token id, with a z-score.
 
-        Different model weights give a token similar log ratios in all sequences, but noise does not. The z-score is the
-        share divided by its standard deviation under random sign flips of whole sequences.
+        Different model weights give a token similar log ratios in all sequences, but noise does not. For the z-score,
+        the share is divided by the standard deviation that it has if whole sequences get random signs.
         """
         ids = self.rows.extra_columns.get("token_ids")
         if ids is None or len(self.x) < 200:
@@ -315,7 +315,7 @@ class Case:
 
     @cached_property
     def is_one_sided(self) -> bool:
-        """Return True if the same side has the higher log-probs for likely and for unlikely tokens."""
+        """Return True if one side, rollout or trainer, has higher log-probs for likely and for unlikely tokens."""
         likely, _, unlikely, _ = self.coherence
         return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > 0.7
 
@@ -410,7 +410,7 @@ class Case:
         return slope, float(np.sqrt(((product - slope * square) ** 2).sum())) / whole, int((square > 0).sum())
 
     def breaks_at_turns(self, found: Bools, split: Ints) -> bool:
-        """Return True if a turn starts near token `split` [S] in most of the `found` sequences [S]."""
+        """Return True if most of the `found` sequences have a turn that starts near their token `split` [S]."""
         turn = self.turns
         if turn is None or not found.any():
             return False
@@ -522,10 +522,10 @@ def quantile_bins(values: NDArray[Any], number: int) -> Ints:
 
 
 class Calibration(NamedTuple):
-    """E[ratio] - 1 (`excess`) and E[1 / ratio] - 1 (`inverse`), with z-scores.
+    """Which distribution were the tokens sampled from? `excess` is E[ratio] - 1, and `inverse` is E[1 / ratio] - 1.
 
-    `excess` is near 0 if the tokens were sampled from the rollout's distribution. `inverse` is near 0 if they were
-    sampled from the trainer's distribution.
+    If the tokens were sampled from the rollout's distribution, `excess` is near 0. If they were sampled from the
+    trainer's distribution, `inverse` is near 0. `z` and `inverse_z` are z-scores.
     """
 
     excess: float
@@ -550,7 +550,7 @@ _KINDS_MIN_TOKENS = 5
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Rows of two kinds. `louder` [S] flags the rows with the larger mismatch. `times` is large / small mismatch."""
+    """Rows of two kinds. `louder` [S] flags the kind whose mismatch is larger, by the factor `times`."""
 
     louder: Bools
     times: float

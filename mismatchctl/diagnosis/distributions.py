@@ -122,7 +122,7 @@ _SMALLEST_DOUBT = 1e-3
 
 @dataclass(frozen=True)
 class PowerFit:
-    """A fit q = p^`exponent` / Z. The tokens were sampled from q, and p is the distribution of the other side."""
+    """A fit q = p^`exponent` / Z. The side that sampled the tokens has the probabilities q, the other side has p."""
 
     exponent: float
     interval: tuple[float, float] | None
@@ -235,7 +235,7 @@ class TemperatureFit:
 
     @property
     def scaled(self) -> bool:
-        """Return True if the log-probs of unlikely tokens scale as a temperature predicts."""
+        """Return True if the log-probs of unlikely tokens differ in the way that a temperature predicts."""
         if self.fits:
             return True
         least = 0.25 if self.small else _MIN_STEEPNESS  # bfloat16 noise makes `steepness` too small

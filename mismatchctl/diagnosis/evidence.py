@@ -55,9 +55,9 @@ FlagFunction = Callable[[Rows], Mapping[str, Tally]]
 
 @dataclass(frozen=True)
 class RowSample:
-    """A sample of whole rows with about `size` tokens. It consists of the rows with the lowest hashes of their content.
+    """A sample of whole rows, with about `size` tokens in total: the rows whose content has the lowest hashes.
 
-    Rows with equal content have equal hashes, so they are sampled together, and duplicates can be found.
+    Copies of a row have the same hash, so they are sampled together. Therefore, the sample shows duplicates.
     """
 
     parts: tuple[tuple[Hashes, Rows], ...]

@@ -680,7 +680,7 @@ USUAL_LOGIT_SPREAD = (0.3, 30.0)
 
 
 class LogitNoise(BaseModel):
-    """The root mean square of log ratios, and the range of logit noise (low, high) that would cause it."""
+    """The root mean square of the log ratios, and how much logit noise would cause it (low, high), in nats."""
 
     model_config = ConfigDict(extra="forbid")
 

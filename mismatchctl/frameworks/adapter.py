@@ -378,11 +378,11 @@ class Framework(ABC):
         return native, ()
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Return `native` as the framework reads it, for example with renamed keys. `text`: content of the file."""
+        """Return `native` as the framework reads it, for example with renamed keys. `text`: the configuration file."""
         return dict(native)
 
     def published_outcome(self, correction: Correction) -> str:
-        """Return the outcome of a published run with this correction, or ""."""
+        """Describe how a published training run with this correction ended, for example that it collapsed, or ""."""
         return ""
 
     def remarks(self, correction: Correction) -> list[str]:
@@ -419,7 +419,7 @@ class Framework(ABC):
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Return one dotted key per gate of `correction`: the key in `native` that sets the gate's threshold."""
+        """For each gate of `correction`, return the key in `native` (with dots) that sets the gate's threshold."""
 
     @abstractmethod
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
@@ -450,7 +450,7 @@ def is_date(word: str) -> bool:
 
 
 def find_newest_patch(names: Iterable[str], word: str) -> str:
-    """Return the last release in `names` that is `word` or a patch of it (0.7 gives 0.7.1), or "" if there is none."""
+    """Return the last of `names` that equals `word` or is a patch release of it (0.7.1 for 0.7), or "" if none is."""
     plain = word.removeprefix("v")
     found = [name for name in names if f"{name.removeprefix('v')}.".startswith(f"{plain}.")]
     return found[-1] if "." in plain and found else ""

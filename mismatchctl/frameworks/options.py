@@ -286,7 +286,7 @@ class PlainFramework(Framework):
     def metrics(self, run: ConfiguredStep) -> dict[str, float]: ...
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Choose the columns that this configuration reads as `train` and `rollout`."""
+        """Return the step as this configuration reads it, for example with another column as `train` or `rollout`."""
         return ConfiguredStep(step, options, correction)
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
@@ -376,7 +376,7 @@ class PlainFramework(Framework):
         return self.prepared(step, self.read(said), correction)
 
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
-        """Compute a step as one batch on one rank."""
+        """Compute the framework's results for a step as if all its rows were one batch on one rank."""
         run = self.configure(table, correction, options.dtype)
         with np.errstate(all="ignore"):
             logged = self.metrics(run)

@@ -102,9 +102,9 @@ def read_file(framework: str, name: str) -> Any:
 def load_presets() -> Mapping[str, Preset]:
     """Return all presets by name: first generic presets, then the presets of each framework.
 
-    A presets.yaml is a list of releases. A release has a `version`, a `source`, and `presets` by name. A preset has a
-    description (`about`) and the framework's keys (`config`). It may also have its own `source`, an `alias`, a `reader`
-    (the version that reads the keys), and `documented` (how the framework's documentation differs from its code).
+    A presets.yaml is a list of releases, each with a `version`, a `source`, and `presets` by name. A preset has a
+    description (`about`) and the framework's keys (`config`). Its optional fields are `source`, `alias`, `reader` (the
+    version that reads the keys) and `documented` (how the framework's documentation differs from its code).
     """
     found = list(PRESETS)
     for adapter in load_adapters():
@@ -172,7 +172,7 @@ def column_aliases() -> Mapping[str, str]:
 _NAMED = 4
 """Score of a strong sign of a framework, such as a file inside of the framework's own package."""
 _CLEAR = 2
-"""Minimum lead in score of the first guess over the second. With less, the framework is unclear."""
+"""The detected framework is unclear if its score leads the second-best score by less than this number."""
 
 _PACKAGE = re.compile(r"""^\s*name\s*=\s*["']([\w.-]+)["']""", re.MULTILINE)
 _MOST_PARENTS = 8

@@ -74,7 +74,7 @@ class Step:
         return column in self.table.column_names
 
     def values(self, column: str) -> Floats:
-        """Return the values at the valid tokens [T]. Repeat a value per row for each token."""
+        """Return one value per valid token [T]. If a column has one value per row, each token gets its row's value."""
         return self.all_values(column)[self.mask]
 
     def all_values(self, column: str) -> Floats:
@@ -86,7 +86,7 @@ class Step:
         return self.rows.spread(self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype))
 
     def by_row(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Split values of the valid tokens [T] into one array per row, with 0 for masked tokens."""
+        """Split an array with one value per valid token [T] into one array per row. Masked tokens get 0."""
         full = np.zeros(self.rows.tokens, values.dtype)
         full[self.mask] = values
         return np.split(full, self.rows.offsets[1:-1]) if len(self) else []
@@ -216,7 +216,7 @@ class ConfiguredStep:
 
     @cached_property
     def raw_weights(self) -> Array:
-        """Return the bounded weights of all tokens, also rejected ones. Without a weight rule, all weights are 1."""
+        """Return each token's weight after truncation, also for rejected tokens. Without a weight rule, it is 1."""
         return self.applied.token_weights().astype(self.step.dtype)
 
     @cached_property

@@ -33,7 +33,7 @@ _FOOTER: ThriftForm = {_SCHEMA: [_ELEMENT], _ROW_GROUPS: [{_COLUMNS: [_CHUNK], 4
 skip the field or read wrong values without an error."""
 ThriftStruct = dict[int, Any]
 SchemaLeaf = tuple[Any, int, int]
-"""(physical type, maximum repetition level, maximum definition level) of a column in the schema."""
+"""Parquet column in the schema: (physical type, maximum repetition level, maximum definition level)."""
 
 
 def check_footer(file: pa.NativeFile) -> None:
@@ -97,7 +97,7 @@ class CompactReader:
         self._data, self.at = data, 0
 
     def struct(self, depth: int, form: ThriftForm) -> ThriftStruct:
-        """Read a structure. Return the fields whose numbers are keys of `form`, and skip all other fields."""
+        """Read a Thrift struct. Return the fields whose numbers are keys of `form`, and skip all other fields."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deeply")
         fields: ThriftStruct = {}
@@ -169,4 +169,4 @@ _READERS: dict[int, Callable[[CompactReader, int], Any]] = {
     7: lambda data, depth: data._pass(8), 13: lambda data, depth: data._pass(16),
     _BINARY: lambda data, depth: data._pass(data._number()), _STRUCT: lambda data, depth: data.struct(depth, {}),
 }  # fmt: skip
-"""Number of a Thrift type -> function that reads a value of this type."""
+"""Thrift type id -> function that reads a value of this type."""

@@ -22,9 +22,9 @@ _FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=\(|--[A-Za-z][\w.-]*(?:[\s=]|$)
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _CHOICE = re.compile(r"\+?([A-Za-z_][\w.]*(?:[/@][\w.]+)+)=([^\s/]*)")
-"""Hydra's syntax to choose a file for a config group: `algorithm/rollout_correction=mine`, `group@place=mine`."""
+"""Hydra argument that selects a file of a config group: `algorithm/rollout_correction=mine`, `group@place=mine`."""
 _REMOVAL = re.compile(r"~([A-Za-z_][\w.]*(?:[/@][\w.]+)*)(?:[=)].*)?", re.DOTALL)
-"""Hydra's syntax to remove a key or a choice: `~a.b`, `~a.b=1`, `~group/of=mine`."""
+"""Hydra argument that removes a key or the selected file of a group: `~a.b`, `~a.b=1`, `~group/of=mine`."""
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _POSITIONAL = re.compile(r"\$(?:\d|\{\d+\})")
 _VARIABLE_USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?:\[[@*0]\])?(?::?[-=+]([^{}]*))?\})")

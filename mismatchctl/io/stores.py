@@ -206,7 +206,7 @@ class Store:
         return pa.OSFile(os.fsencode(location))  # as bytes, because a path may contain bytes that are not UTF-8
 
     def retry(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run a read operation. Object stores repeat it after a temporary error."""
+        """Call `work`. Subclasses for object stores call it again after a temporary error."""
         return work()
 
     def read_start(self, path: str, length: int) -> bytes:

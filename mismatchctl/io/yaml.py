@@ -133,7 +133,7 @@ _MISSING = object()
 
 
 def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
-    """Resolve the interpolations in the values of `keys`. An unknown reference stays as it is written.
+    """Replace interpolations such as `${trainer.clip}` in the values of `keys`. Unknown references are not replaced.
 
     `oc.env` resolves to its default value, because the training runs in another environment. A referenced block is
     copied without resolving the interpolations inside it.
@@ -191,7 +191,7 @@ def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> 
 
 
 def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[str], Any] | None = None) -> Any:
-    """Parse JSON. Unless `as_python_writes` is set, refuse NaN, numbers that overflow, and repeated keys."""
+    """Parse JSON. NaN, numbers that overflow and repeated keys are errors, unless `as_python_writes` is set."""
     strict: dict[str, Any] = {"parse_float": parse_float, "parse_int": parse_integer}
     strict |= {"parse_constant": _refuse_constant, "object_pairs_hook": _check_unique_keys}
     try:
@@ -247,7 +247,7 @@ def _to_plain(data: Any) -> Any:
 
 
 MOST_VALUES = 100_000
-"""Maximum number of values in a YAML document. Values that an alias repeats count again."""
+"""Maximum number of values in a YAML document. If an alias (`*name`) repeats values, each repetition counts."""
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def read_data(path: str | Path, *, decimal: bool = False) -> Any:
 
 
 def read_with_scalars(path: str | Path, *, decimal: bool = False) -> tuple[Any, list[YamlScalar]]:
-    """Read a settings file. For YAML, also return its scalars as they are written."""
+    """Read a settings file. For YAML, also return each scalar with its text in the file, such as `1e-4`."""
     kind = {".json": "JSON", ".toml": "TOML"}.get(Path(path).suffix, "YAML")
     text = read_text(path)
     with _explain(f"{path}: not valid {kind}"):

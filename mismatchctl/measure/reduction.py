@@ -100,7 +100,7 @@ class MeasurePlan:
 
     @cached_property
     def row_columns(self) -> TableAxis:
-        """Return the columns that `--sequences` writes. To store all columns would take ten times the memory."""
+        """Return the columns that `--sequences` writes. Storing all columns would take ten times the memory."""
         own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
         return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 

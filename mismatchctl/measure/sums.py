@@ -232,7 +232,7 @@ class BatchTable(BatchRows):
             largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
 
     def tables(self, cells: int, layers: Float64s, position: int) -> Iterator[ClusterTable]:
-        """Yield one table per group, with the columns of `layers` inserted before the sum at `position`."""
+        """Yield the table of each group. Insert the columns of `layers` before the column with index `position`."""
         sums = np.concatenate([self._sums[:position], layers.T, self._sums[position:]])
         return self.split(cells, sums.T, self._maxima.T)
 
@@ -393,7 +393,7 @@ def _worst_field(worst: WorstRows, name: str) -> NDArray[Any]:
 
 
 MAX_ROWS = 2 * BUCKETS
-"""Maximum number of rows in PairTables, which then fit the CPU cache. There is a row per group and bucket."""
+"""Maximum number of rows in PairTables (one per group and bucket). Larger tables do not fit the CPU cache."""
 
 
 @dataclass(frozen=True)
@@ -425,7 +425,7 @@ class Histogram:
         )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
-        """Return the number of tokens and the sum of K3 in each bin of the log ratio, [SIGNED_BINS]."""
+        """Return the token count and the sum of K3 of each bin of the log ratio [SIGNED_BINS]."""
         tokens, k3 = np.zeros(SIGNED_BINS, np.int64), np.zeros(SIGNED_BINS)
         tokens[self.bins], k3[self.bins] = self.counts, self.k3
         return tokens, k3
@@ -472,7 +472,7 @@ def read_histograms(tables: PairTables) -> list[Histogram]:
 
 @dataclass(frozen=True)
 class PairSums:
-    """The histogram of log ratios of a pair of policies, and their largest log ratios."""
+    """The histogram of log ratios between two policies, and the largest log ratios."""
 
     histogram: Histogram  # tokens by bucket and |log ratio|, tokens and K3 by log ratio
     token_tail: Float64s  # largest log ratios of tokens, at most TAIL_VALUES, ascending

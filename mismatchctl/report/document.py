@@ -129,7 +129,7 @@ class RunCard:
 
 @dataclass
 class RunCards(DocumentPart):
-    """The cards of several runs, most severe first. Only `shown` cards are visible before a click."""
+    """The cards of several runs, most severe first. The first `shown` cards are visible. A click shows the others."""
 
     cards: Sequence[RunCard]
     shown: int

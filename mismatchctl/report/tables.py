@@ -56,7 +56,7 @@ def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = ""
 def runs_table(
     judged: Mapping[str, RunStatus], head: str, *more: Column, title: str = "", most: int = MAX_RUNS
 ) -> Iterator[Table | Note]:
-    """Yield a table of the most severe runs, and a note with the number of the remaining runs."""
+    """Yield a table of the runs with the worst status, and a note that counts the other runs."""
     order = by_severity(judged)
     shown = order[: most + (len(order) == most + 1)]
     answer = Column(head, lambda name: judged[name].text, "text", 1, flexible=True)

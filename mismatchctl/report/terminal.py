@@ -125,7 +125,7 @@ class TerminalWriter:
         return text if cell_len(text) <= length else f"{text[:room].rsplit(' ', 1)[0]}{self.dots}"
 
     def sparkline(self, values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
-        """Draw a positive series on a log scale. Undefined values are blank."""
+        """Draw positive values as bars on a log scale. An undefined value becomes a space."""
         shares = doc.scale_sparkline(values, width)
         if not any(shares):
             return ""

@@ -204,7 +204,7 @@ def _fit_levels(
 
 
 def _completed_part(where: Float64s, start: float, end: float, power: float, change: float) -> Float64s:
-    """Return which part of a change (0 to 1) is completed at each position."""
+    """Return how much of a change is completed at each position: 0 before `start`, 1 after `end`."""
     part = np.clip((where - start) / (end - start), 0, 1)
     return np.asarray(np.log1p(np.expm1(power * change) * part) / (power * change) if power and change else part)
 
@@ -212,9 +212,9 @@ def _completed_part(where: Float64s, start: float, end: float, power: float, cha
 Label = str | int | float | bool | None
 
 Z_LIMIT = 4.0
-"""A change, or the distance of a mean ratio from 1, is significant if it is at least this number of errors."""
+"""A change is significant if it is at least 4 standard errors. So is the distance of a mean ratio from 1."""
 _ROBUST_SHARE = 1 / 3
-"""If a robust statistic changes by less than this share of the change of log K3, a few tokens cause the change."""
+"""If the robust statistic changes by less than 1/3 of the change of K3 (both as logs), a few tokens cause it."""
 _SHOWN_STEPS = 5
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
@@ -437,7 +437,7 @@ def step_blocks(count: int) -> list[NDArray[np.int64]]:
 
 
 def _is_uneven(height: Float64s, error: Float64s) -> bool:
-    """Return True if means over blocks of steps differ by more than their errors. Without errors, return False."""
+    """Return True if the means of blocks of steps differ significantly. If all errors are 0, return False."""
     if not error.any():
         return False
     blocks = step_blocks(len(height))

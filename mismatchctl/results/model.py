@@ -109,7 +109,7 @@ class Agreement(FiniteModel):
 class LogComparison(FiniteModel):
     """Comparison of the run's log with the values that the framework would have logged for this dump.
 
-    `missing` contains the metrics that the log does not contain at any step of the dump.
+    `missing` contains the metrics that the log lacks at all steps of the dump.
     """
 
     names: dict[str, Agreement] = Field(default_factory=dict)

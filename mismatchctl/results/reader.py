@@ -26,9 +26,9 @@ from mismatchctl.results.summary import get_summary
 _SAME_TOLERANCE = 1e-6
 """Sums may differ by this relative amount, because the cluster table stores nine digits."""
 _LAYER_TOLERANCE = 2e-4
-"""LAYER_COLUMNS may differ by this relative amount, because they are stored with five digits."""
+"""Allowed relative error of the LAYER_COLUMNS, because they are stored with five digits."""
 _LARGEST_CHECKED = 1e290
-"""Larger sums may have overflowed and are not checked."""
+"""Sums above this value are not checked, because they may have overflowed."""
 
 
 class _InconsistencyError(Exception):

@@ -53,11 +53,11 @@ CORRECTABLE_CAUSES = frozenset(
     {"numerical_noise", "moe_routing", "quantized_rollout", "cache_quantization", "weights_differ", "stale_policy",
      "growing_mismatch", "identical", "unexplained"}
 )  # fmt: skip
-"""Causes that `find_fixable` skips: corrections are designed for them, or they cannot be fixed."""
+"""Causes that `find_fixable` skips, because they are left to corrections or cannot be fixed, such as `unexplained`."""
 CAUSES_WITH_VALID_ROLLOUT = frozenset(
     {"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"}
 )
-"""With these causes, rollout log-probs are valid, so that importance weights help until the cause is fixed."""
+"""Causes that leave the rollout log-probs valid. Importance weights then help until the cause is fixed."""
 
 
 def get_summary(run: RunResult) -> RunSummary:
@@ -239,7 +239,7 @@ def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Findi
 
 
 def find_growth(findings: Sequence[Finding]) -> float | None:
-    """Return the growth factor of K3 from the evidence of the first finding that contains it."""
+    """Return the factor by which K3 grew, from the evidence of the first finding that reports growth."""
     for finding in findings:
         facts = {fact.name: fact.value for fact in finding.evidence}
         factor = facts.get("factor")
@@ -443,7 +443,7 @@ def lower_first(text: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Format a share as a percentage with three significant digits. Only shares of at least 99.95% become 100%."""
+    """Format a share as a percentage with three significant digits, but as 100% only if it is at least 99.95%."""
     if share is None:
         return DASH
     if 0 < abs(share) < 1e-5:

@@ -80,11 +80,11 @@ ROUNDING_TOLERANCE = 1e-4
 
 
 class K3Part(FiniteModel):
-    """One part of K3: per token, the K3 below a low cap (bulk), between two caps (shoulder), or above these (tail).
+    """One part of K3. Two caps split the K3 of each token into bulk (lowest part), shoulder, and tail (highest part).
 
-    `share` is this part's share of the baseline's K3. `rise` is the relative change of this part's mean from the
-    baseline, at equal rollout probabilities, with a 95% `interval`. `rose` is true if the rise is significant
-    (one-sided test at 5%).
+    `share` is this part's share of the baseline's K3. `rise` is the relative change of its mean from the baseline, for
+    tokens of equal rollout probability, with a 95% `interval`. `rose` is true if the rise is significant (one-sided
+    test at 5%).
     """
 
     name: Literal["bulk", "shoulder", "tail"]
@@ -108,7 +108,7 @@ class ExcessStatistic:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Return True if the excess of the new sample is larger than rounding errors."""
+        """Return True if the new sample exceeds the limit by more than rounding errors."""
         rounding = np.abs(_ROUNDING * self.new).sum()
         return bool(self.new.sum() > min(rounding, sys.float_info.max))  # an infinite sum exceeds the limit
 
@@ -236,7 +236,7 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return the smallest number of clusters with lost tokens that can be significant at this level."""
+    """Return how many clusters with lost tokens (see LEVEL_SHARES) are needed for significance at `level`."""
     places = np.arange(new)
     all_new = np.cumprod((new - places) / (new + old - places))  # chance that all of 1, 2, ... clusters are new
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)

@@ -100,7 +100,7 @@ Labels = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SampleExchange:
-    """Permutation test of two samples. A relabeling exchanges the labels "new" and "old" between clusters."""
+    """Permutation test of two samples. Each relabeling is another way to label the clusters "new" and "old"."""
 
     new: Hashes
     old: Hashes
@@ -135,7 +135,7 @@ class SampleExchange:
         return np.concatenate([seen, *found])
 
     def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
-        """Return one-sided p-values of the observed totals: `shares`, or for tiny ones, `relabeling_tail`."""
+        """Return one-sided p-values: the `shares` of drawn relabelings, or `relabeling_tail` for tiny shares."""
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
@@ -194,7 +194,7 @@ def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Itera
 
 
 def count_relabelings(new: int, old: int, shared: int = 0) -> int:
-    """Return the number of ways to label the clusters as new and old, if the samples have `shared` common clusters."""
+    """Return how many ways there are to label clusters as new and old. `shared`: number of clusters in both samples."""
     return math.comb(new + old - 2 * shared, new - shared) << shared
 
 

@@ -155,7 +155,7 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> RunAdvice:
-    """Rank `corrections` by their gradient error. Also measure `yours`, without ranks and limits."""
+    """Rank `corrections` by their gradient error. Also measure corrections in use (`yours`), without ranking them."""
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
         "batch": update,

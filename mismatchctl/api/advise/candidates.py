@@ -40,7 +40,7 @@ _PROMPT_HASH = "\0prompt"
 
 @dataclass(frozen=True)
 class RunSample:
-    """S sampled sequences of one run with T valid tokens, ordered by the hash of (step, prompt)."""
+    """A sample of one run: S sequences with T valid tokens, sorted by the hash of (step, prompt)."""
 
     batch: TokenBatch
     token_ids: Ints | None  # id of each token [T]
@@ -328,7 +328,7 @@ class BiasReference:
 
     @property
     def lower_bound(self) -> bool:
-        """Return True if the reference may be biased. Then each estimated bias is a lower bound."""
+        """Return True if this reference may be biased too. The bias of a correction is then only a lower bound."""
         return self.is_heavy or self.is_per_token
 
 
@@ -434,10 +434,10 @@ class GradientReference:
 
 
 class Surrogate:
-    """A simple policy, used instead of the model that the dump lacks. It has a policy gradient for each batch.
+    """A simple policy, used because the dump does not contain the model. It computes a policy gradient per batch.
 
-    The policy is a table with one logit per pair (previous token, token). If the trainer gives a token the probability
-    p, the gradient of its log-prob is 1 - p for its own logit. The other logits of the same previous token share p - 1.
+    The policy has one logit per pair (previous token, token). The gradient of a token's log-prob is 1 - p for its own
+    logit (p: trainer probability), and p - 1 in total for the other logits of the same previous token.
     """
 
     def __init__(self, sample: RunSample, batch: Ints) -> None:

@@ -310,7 +310,7 @@ def _build_series(
 
 
 def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
-    """Return the interval of each cell in `order`. If the estimate has standard errors, return `None`."""
+    """Return the confidence interval of each group in `order`, or `None` if the estimate has standard errors."""
     if np.isfinite(estimate.se).any():
         return None
     known = np.isfinite(estimate.value[order])

@@ -68,7 +68,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Return the metric name of each column, without the W&B prefix "RUN - ". Columns without a metric become ""."""
+    """Return the metric name of each column, without the W&B prefix "RUN - ". Other columns (steps) become ""."""
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
@@ -433,7 +433,7 @@ class LoggedSteps:
             self._open.setdefault(step, []).append(table)
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Compute the framework's metrics for each complete step. A step is complete if `may_grow` returns False."""
+        """Compute the framework's metrics for each step that is complete, because `may_grow(run, step)` is False."""
         for step in [step for step in self._open if not may_grow(*step)]:
             tables = self._open.pop(step)
             shared = [name for name in tables[0].column_names if all(name in t.column_names for t in tables)]

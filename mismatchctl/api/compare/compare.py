@@ -214,7 +214,7 @@ NOT_RESAMPLED_REASON = (
 TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
 _RELATIVE_UNITS = ("nats", "nats/token")
 _EQUALITY_TOLERANCE = 1e-12
-"""Two values count as equal if their relative difference is smaller. The order of rows affects the rounding."""
+"""Two values with a smaller relative difference are equal. The order of rows alone can cause such a difference."""
 
 
 def compare_metrics(
@@ -240,9 +240,9 @@ def compare_metrics(
 def permutation_p_values(
     metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, float]:
-    """Return a two-sided p-value for each metric, from the same permutation test as in `gate`.
+    """Return a two-sided p-value for each metric, from the permutation test that `gate` also uses.
 
-    If both Results contain LAYER_COLUMNS (see core/bins.py), K3 of most and of few tokens is tested, not only the mean.
+    If both Results contain LAYER_COLUMNS (see core/bins.py), the test of K3 also detects changes of a few tokens.
     """
     reference, other = samples
     if not metrics or not all(map(len, samples)):
@@ -413,7 +413,7 @@ def _decompose_by_label(
 
 
 def _resample_contributions(samples: Sequence[Mapping[int, ClusterSample]], count: int) -> Float64s:
-    """Return the bootstrap standard error of the contribution (mix + level) of each part, [count]."""
+    """Return the bootstrap standard error of `mix + level` (see Contribution) for each of the `count` parts."""
     places = [(side, part, sample) for side, parts in enumerate(samples) for part, sample in parts.items()]
     drawn = np.stack([np.zeros((2, _REPLICATES, count)), np.full((2, _REPLICATES, count), np.nan)])
     metrics = [find_metric("tokens"), find_metric("k3")]

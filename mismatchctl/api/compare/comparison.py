@@ -82,11 +82,11 @@ class Change(FiniteModel):
 class Contribution(FiniteModel):
     """The contribution of one part of the data to the change of K3.
 
-    A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens whose position (or another
-    quantity) is from `low` to below `high`, where null means no limit. A step or a value has a `label` instead.
-    `tokens` is the part's share of all tokens, and `k3` its mean K3, each in the reference run and in the compared
-    run. `mix` is the change of the run's K3 because `tokens` changed, and `level` because `k3` changed. `se` is the
-    standard error of `mix + level` for a step or a value. For a bin, or without cluster tables, it refers to `level`.
+    A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens with `low` <= position < `high`
+    (or another quantity). Null means no limit. A step or a value has a `label` instead. `tokens` is the part's share of
+    all tokens, and `k3` is its mean K3, both as (reference run, compared run). `mix` is how much of the run's change of
+    K3 is due to changed `tokens`, and `level` how much is due to changed `k3`. `se` is the standard error of the sum
+    `mix + level`, but of `level` alone for a bin or without cluster tables.
     """
 
     label: Label = None

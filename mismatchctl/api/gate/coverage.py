@@ -54,11 +54,11 @@ class Tolerances:
 _MUCH_SMALLER_SHARE = 0.75
 """The verdict contains a note if the dump has fewer than 75% of the baseline's tokens, sequences or steps."""
 _MIN_SMALLER_PROMPTS = 8
-"""A mask is suspected if 8 prompts have fewer tokens than in the baseline. By chance, all 8 do in 1 of 256 dumps."""
+"""Number of prompts with fewer tokens than in the baseline that makes response_mask suspect (by chance: 1 in 256)."""
 _PAIRED_SHARE = 0.5
-"""Missing responses are only reported if at least half of the smaller dump's clusters are also in the other dump."""
+"""Missing responses are only reported if dump and baseline share at least half of the smaller one's clusters."""
 _WHOLE_FILE = "file"
-"""The `reason` of an entry in `Provenance.left_out` if a whole file was skipped."""
+"""In an entry of `Provenance.left_out`, this `reason` means that a whole file was skipped."""
 Match = tuple[str, RunResult, "RunResult | None"]
 """The name of a run, the run in the new Result, and the run to compare it with in the baseline (or `None`)."""
 
@@ -211,7 +211,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """For rules with `per`, yield an undecided check for each step or column value that only the baseline has."""
+    """For rules with `per`, yield an undecided check for each baseline step or column value that the dump lacks."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue
@@ -228,7 +228,7 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
-    """Check for responses without valid tokens, and for steps and responses that only the baseline has."""
+    """Check for responses without valid tokens, and for steps and responses of the baseline that the dump lacks."""
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
         reason = (
@@ -297,7 +297,7 @@ _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
 have a larger |log ratio| than 99.9% of the valid tokens."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
 _RARE_IDENTICAL_RISE, _RARE_IDENTICAL_FACTOR = 0.02, 3.0
-"""Bit-identical tokens are suspicious if their share is more than 0.02 above, and more than 3 times, the baseline's."""
+"""Bit-identical tokens are suspicious if their share exceeds the baseline's by more than 0.02 and by a factor of 3."""
 _TOO_GOOD_GAP, _TOO_GOOD_K3, _TOO_GOOD_Z = 3.0, 30.0, 4.0
 _SCALE, _SCALE_OF_SAME_TOKENS, _PROBABILITY_DISTANCE = 2.0, 1.05, 0.25
 _LENGTH_RANGE, _LENGTH_Z = 0.75, 4.0

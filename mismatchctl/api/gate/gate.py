@@ -159,7 +159,7 @@ class Baseline:
 
 @dataclass
 class _Case:
-    """One bound of a rule (such as `max`) for one run, step or column value, with the check that results."""
+    """One bound of a rule (such as `max`), applied to one run, step or column value. `check` is the result."""
 
     rule: Rule
     target: RuleTarget

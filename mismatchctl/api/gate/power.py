@@ -58,9 +58,9 @@ class ClusterSizes:
 
 
 class _SimulatedGate:
-    """Applies the gate to simulated dumps. They consist of random clusters of the real dumps, with a higher metric.
+    """Applies the gate to simulated dumps. These are random clusters of the real dumps, with a higher metric.
 
-    Without a `baseline`, `sample` replaces it, and the simulated dump and baseline do not share clusters.
+    If there is no `baseline`, simulated dumps and baselines are both drawn from `sample`, without common clusters.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ def _draw_scores(
 
 @lru_cache(maxsize=8)
 def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
-    """Return how often each simulated dump contains each cluster, [_POWER_DRAWS, len(chances)]."""
+    """Draw simulated dumps of `size` clusters. Return how often each contains each cluster [_POWER_DRAWS, clusters]."""
     return np.random.default_rng([_SEED, salt]).multinomial(size, chances, _POWER_DRAWS).astype(np.float64)
 
 
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return how many clusters p <= `level` needs. The dumps share all clusters, or none if `baseline` is given."""
+    """Return how many clusters are needed for p <= `level`. `baseline`: its number of clusters, if none is common."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1

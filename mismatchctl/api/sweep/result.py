@@ -124,12 +124,12 @@ class Sweep(View):
     """The result of `sweep`.
 
     - `studies`: each correction, with the fields that vary. A point is one combination of values of these fields.
-    - `overall`: one row per run, correction and point. The columns are run, correction, point, each field that varies
-      (such as `weight.truncate`), scope ("overall"), group (null), tokens, sequences, the metrics, the standard errors
-      of some metrics (`<key>_se`), and `pareto`.
-    - `groups`: a polars LazyFrame with the same rows for each training step and each value of a `by` column, but
-      without standard errors and `pareto`. Undefined values are null, and values that overflow are infinite. The
-      method `reason` explains such a value.
+    - `overall`: a polars DataFrame with one row per run, correction and point. The columns are run, correction, point,
+      each field that varies (such as `weight.truncate`), scope (always "overall"), group (always null), tokens,
+      sequences, the metrics, the standard errors of some metrics (`<key>_se`), and `pareto`.
+    - `groups`: a LazyFrame with such rows for each training step and each value of a `by` column, but without standard
+      errors and `pareto`. In both tables, undefined values are null, and values that overflow are infinite. The method
+      `reason` explains such a value.
     - `metrics`: the metrics by key, in the order of the columns of `overall`.
     - `targets`: the thresholds that meet the requested targets, such as 1% rejected tokens.
     - `forecasts`: the requested predictions, such as for longer responses.

@@ -143,7 +143,7 @@ class _ByteBudget:
 
 @dataclass(frozen=True)
 class _TensorStorage:
-    """A torch storage and its bytes. Without `data`, it represents a class such as `torch.FloatStorage`."""
+    """The bytes of a torch tensor. For a storage class in the pickle, such as `torch.FloatStorage`, `data` is None."""
 
     kind: str
     data: memoryview | None = None
@@ -155,7 +155,7 @@ _BFLOAT16 = "bfloat16"
 
 
 def _build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, kind: str | None = None) -> Any:
-    """Build an array over the bytes of the file, without a copy. bfloat16 is converted to float32."""
+    """Return a tensor of the file as an array, without copying its bytes. bfloat16 is converted to float32."""
     if not isinstance(storage, _TensorStorage) or storage.data is None or storage.room is None:
         raise DamagedError("it contains a tensor without a storage")
     kind = kind or storage.kind

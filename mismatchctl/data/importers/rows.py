@@ -203,7 +203,7 @@ TOKEN_COLUMNS = tuple(
 )
 _LOG_PROB_COLUMNS = tuple(name for name in TOKEN_COLUMNS if name.endswith("log_probs"))
 NEEDED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask")
-"""If a layout contains these columns, they must have a value in every row."""
+"""If a file layout contains these columns, each row of the file must have a value for them."""
 
 
 DERIVED = {b"derived": b"hash of the prompt"}

@@ -33,7 +33,7 @@ BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 class ForeignRun:
     """Reads files of a framework as one run.
 
-    `missing` counts tokens without a log-prob. `copies` counts sequences that an earlier file of the run also contains.
+    `missing` counts tokens without a log-prob. `copies` counts sequences that were in an earlier file of the run.
     """
 
     def __init__(self, place: str, join: BatchJoin | None = None, joined_columns: Collection[str] = ()) -> None:

@@ -237,7 +237,7 @@ def _read_npz(path: Path) -> pa.Table:
 
 
 def _check_header(stream: Any, size: int) -> None:
-    """Raise an error if the header of an array declares Python objects, or more than `size` bytes."""
+    """Raise an error if the header of an .npy array declares Python objects, or more data than `size` bytes."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(stream)

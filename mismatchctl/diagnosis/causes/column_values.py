@@ -158,7 +158,7 @@ _MULTIPLE_RANGES = (
 """Ranges of train log-probs. A factor explains the difference only if it is the same in every range."""
 
 LogReading = tuple[str, str, float]
-"""(side with wrong values, name of their log base or sign, factor that corrects them). Other factors have no name."""
+"""(side with wrong values, name of their log base or sign (can be ""), factor that gives natural log-probs)."""
 
 
 def detect_wrong_log_base(case: Case) -> Detection | None:
@@ -212,7 +212,7 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return rollout / train log-prob if all tokens have the same quotient, unless this is 1 or fits a log base."""
+    """Return the factor rollout / train log-prob if it is the same for all tokens, but not 1 or that of a log base."""
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
     def quotients(chosen: Bools) -> Float64s:
@@ -254,7 +254,7 @@ def _describe_reading(side: str, reading: str, multiple: float) -> str:
 _LATTICE_ALL_SHARE = 0.995
 _DECIMAL_DIGITS = range(1, 6)
 _LATTICE_MAX_LOG_PROB = -0.25
-"""Log-probs closer to 0 are ignored. They are differences of large logits, so they have few significant bits anyway."""
+"""Log-probs above this value are not tested, because cancellation leaves them few significant bits in any format."""
 _ROUNDING_SHARE = 0.25
 
 

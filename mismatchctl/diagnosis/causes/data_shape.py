@@ -155,7 +155,7 @@ def _find_padding_run(case: Case, *, last: bool) -> tuple[Bools, float, float] |
 
 @cached_on_case
 def find_positive_kind(case: Case) -> str:
-    """Return what two columns with values above 0 contain: "negated" log-probs, "probabilities", "densities" or ""."""
+    """Return what two positive columns contain: "negated" log-probs, "probabilities", "densities" or "" (unclear)."""
     sides = case.r, case.t
     if len(case.x) < _FEWEST or min(np.std(values) for values in sides) == 0:
         return ""

@@ -288,7 +288,7 @@ def _match_tails(case: Case) -> Detection | None:
 
 
 _TOKEN_BOUND_SHARE = 0.15
-"""If the token id explains more of the variance, positions are not the cause. With other ALiBi slopes, it was 0.07."""
+"""If the token id explains a larger share of the variance, positions are not the cause (0.07 in an ALiBi test)."""
 _POSITION_SETTINGS = "compare rope_theta, ALiBi slopes, attention window and position_ids of the two sides"
 _OTHER_MODEL_COHERENCE = 0.9
 

@@ -497,7 +497,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
-    """Return how much `size` differs between repeated and new tokens of similar probability and position. Add its z."""
+    """Return how much `size` differs between repeated and new tokens of similar probability and position, and its z."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, 8), (case.place, 4)):
         bins = bins * parts + quantile_bins(values, parts)

@@ -29,7 +29,7 @@ _LAG_Z = 4.0
 
 @cached_on_case
 def _lag_of_tokens(case: Case) -> Float64s | None:
-    """Return the version lag of each token [N], if any row contains tokens with different lags."""
+    """Return the version lag of each token [N], or `None` if it is unknown or constant within every row."""
     own, train = case.rows.extra_columns.get("rollout_version"), case.token_column("train_version")
     if own is None or train is None:
         return None
@@ -40,7 +40,7 @@ def _lag_of_tokens(case: Case) -> Float64s | None:
 
 
 def keep_first_version(case: Case) -> Case:
-    """Remove the tokens that were sampled with other weights than the first token of their row."""
+    """In each row, keep only the tokens that were sampled with the same model weights as its first token."""
     lag = _lag_of_tokens(case)
     if lag is None:
         return case
@@ -423,12 +423,12 @@ def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tu
 
 _MIN_FREEDOM = 12
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
-"""The mismatch is assumed to vary by 10% between steps. This assumption has the weight of 8 measured steps."""
+"""The assumed variation of the mismatch between steps is 10%. In the estimate, it counts like 8 measured steps."""
 MIN_ROWS = 4
 """A step or column value with fewer sequences is not tested for an unusual mismatch."""
 StepKey = tuple[GroupValue, GroupValue]
 StepCells = dict[StepKey, Float64s]
-"""(step, value of a column) -> matrix of sums from `sum_levels`, [4, 4]."""
+"""(step, value of a column) -> sums over the sequences with this step and value, as in `sum_levels` [4, 4]."""
 
 
 @dataclass(frozen=True)
@@ -482,7 +482,7 @@ class Deviation:
 
 
 def correct_for_tests(z: float, tests: int) -> float:
-    """Reduce the largest z-score of several tests, because the largest of many is high by chance (Bonferroni)."""
+    """Reduce the largest of several z-scores, because the largest of many is high even by chance (Bonferroni)."""
     return math.copysign(math.sqrt(max(z * z - 2 * math.log(max(tests, 1)), 0.0)), z)
 
 
@@ -527,7 +527,7 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
 
 
 def measure_steps(case: Case) -> tuple[list[Any], Float64s, Float64s, Float64s, float]:
-    """Return the steps, the mean log mismatch, standard error and row count per step, and the degrees of freedom."""
+    """Return the steps, each step's mean log mismatch, standard error and row count, and the degrees of freedom."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = {key: sums for key, sums in select_cells(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:

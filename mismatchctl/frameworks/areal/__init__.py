@@ -44,7 +44,7 @@ def _filtered_share(run: ConfiguredStep) -> float:
 
 
 def _find_clips(framework: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bools]:
-    """Return the losses [T], and flags of clipped and of dual-clipped losses."""
+    """Return the loss of each token [T], flags of clipped tokens, and flags of tokens that the dual clip changes."""
     (term, _), *_ = framework.terms(run)
     clipped = np.asarray(term.clipped)
     dual = np.zeros(run.tokens, np.bool_) if term.clipped_lower is None else term.clipped_lower

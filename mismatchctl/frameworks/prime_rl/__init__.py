@@ -1,4 +1,4 @@
-"""Adapter of prime-rl at commit 559b44772e47 (2026-08), with two later versions of the losses: 2026-09, 2026-10."""
+"""Adapter of prime-rl at commit 559b44772e47 (2026-08), and of the changed losses of 2026-09 and 2026-10."""
 
 from __future__ import annotations
 

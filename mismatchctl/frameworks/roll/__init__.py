@@ -141,7 +141,7 @@ class Roll(PlainFramework):
         return rollout, train
 
     def _passed(self, run: ConfiguredStep, outcome: GateOutcome, passed: Any) -> float:
-        """Compute the share of kept tokens. As in ROLL, its numerator includes masked positions and padding."""
+        """Compute the share of tokens that a gate keeps. As in ROLL, masked positions and padding can count as kept."""
         gate = outcome.gate
         if gate.level != "token" and gate.over == "sequence":
             rows = ~(outcome.low.sequences | outcome.high.sequences)

@@ -145,7 +145,7 @@ class SkyRl(PlainFramework):
 
     @staticmethod
     def _weighed(run: ConfiguredStep) -> ConfiguredStep:
-        """Return the run without the sequence mask, because SkyRL computes the weights before it applies this mask."""
+        """Return the run without the gates that SkyRL applies after it has computed the weights (the sequence mask)."""
         rules = run.correction
         early = tuple(gate for gate in rules.gates if gate.sees == "original")
         return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))

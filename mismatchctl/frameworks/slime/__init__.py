@@ -144,7 +144,7 @@ def _check_keys(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Yield findings about arguments that slime refuses or ignores, or that need another argument."""
+    """Yield a finding for each argument that slime rejects or ignores, such as `use_rs` without `use_tis`."""
     given, gates = written.given, written.correction.gates if isinstance(written.correction, Correction) else ()
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)

@@ -81,7 +81,7 @@ _CHOICES: dict[str, tuple[str, ...]] = _OPTIONS["choices"]
 _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
 """Pattern of the keys of mis.yaml. Unknown keys that match are reported, because slime ignores them silently."""
 _TYPICAL = (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
-"""Arguments that are checked for typos. Names of the other arguments are too similar to common terms."""
+"""Only typos of these arguments are reported. The names of other arguments are too similar to common terms."""
 _SIGN_KEYS = {*_TYPICAL, *DOCUMENTED_ONLY, "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a slime configuration has."""
 
@@ -134,7 +134,7 @@ class Arguments:
 
     @property
     def weighs(self) -> bool:
-        """Return True if tokens get importance weights. Without use_tis, mis only measures the mismatch."""
+        """Return True if tokens get importance weights. Without `use_tis`, mis.py only measures the mismatch."""
         return self.function in ("vanilla", "icepop") or (self.function == "mis" and self.use_tis)
 
     @property

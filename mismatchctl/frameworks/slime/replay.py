@@ -56,7 +56,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def raw_weights(self) -> Floats:
-        """Return the unbounded weights. mis.py clamps log ratios, the other functions do not."""
+        """Return the weights before truncation. Only mis.py clamps log ratios before they become weights."""
         if self.arguments.function == "mis":
             return self.ratio(self.arguments.tis_level)
         return exp(self.d)
@@ -261,7 +261,7 @@ CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "use_kl_loss": lambda a: a.use_kl_loss,
     "use_opsm": lambda a: a.use_opsm,
 }
-"""Condition in names.yaml for logging a metric -> function that checks it."""
+"""Condition under which slime logs a metric (see names.yaml) -> function that returns True if it is met."""
 
 _TABLES = read_metrics(__file__)
 METRICS = (*_TABLES["mis"], *_TABLES["loss"], *_TABLES["miles"])

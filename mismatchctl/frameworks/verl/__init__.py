@@ -277,7 +277,7 @@ Keys = dict[str, Any]
 
 
 def _expand_factory(factory: Sequence[Any], given: Keys) -> Keys:
-    """Return the keys that a class method of RolloutCorrectionConfig sets. `factory`: an entry of factories.yaml."""
+    """Return the keys that a method of verl's RolloutCorrectionConfig sets. `factory`: its entry in factories.yaml."""
     level, rejection, fixed, parameters = factory
     values = parameters | given
     made: Keys = {"rollout_is": level, "rollout_rs": rejection}

@@ -62,7 +62,7 @@ class VerlVersion(CodeVersion):
 
     @property
     def names_loss(self) -> bool:
-        """Return True if `loss_type` selects the loss of bypass mode. Only then, PPO in that mode applies rejection."""
+        """Return True for versions with the key `loss_type`. Only they apply rejection to PPO in bypass mode."""
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
@@ -192,7 +192,7 @@ RS_OPTIONS: dict[str, tuple[str, str]] = {
     for statistic in ("k1", "k2", "k3")
     if (level, statistic) != ("seq_max", "k1")
 }
-"""Option of `rollout_rs` in verl of 2026 -> (statistic, level)."""
+"""Value of `rollout_rs` in verl versions of 2026 -> (statistic, level): `seq_mean_k1` -> ("k1", "mean")."""
 
 _RATIO_REJECTION_LEVELS = ("token", "sequence", "geometric")
 _MISSING_THRESHOLD_MESSAGE = (
@@ -462,7 +462,7 @@ class VerlConfig:
 
     @cached_property
     def quoted_numbers(self) -> list[str]:
-        """Return the keys of thresholds in quotes. Versions of 2026 accept quotes, so the list is empty for them."""
+        """Return the keys whose threshold is in quotes. Return [] for versions of 2026, which allow quotes."""
         if self.version.dialect == "estimator":
             return []
         return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]
@@ -526,7 +526,7 @@ def split_gates(correction: Correction) -> tuple[tuple[Gate, ...], float | None]
 
 
 def measured_correction(correction: Correction) -> Correction:
-    """Return the correction that verl computes and logs. verl may apply only a part of this correction."""
+    """Return the full correction, which verl computes and logs. verl may apply only a part of it to the loss."""
     return correction._measured if isinstance(correction, UnappliedCorrection) else correction
 
 
@@ -572,7 +572,7 @@ def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
 
 
 def _write(correction: Correction, version: VerlVersion) -> dict[str, Any]:
-    """Return the keys that are nearest to a Correction, or raise a LookupError if a rule has no key."""
+    """Return the verl keys that come closest to a Correction. Raise a LookupError if verl has no key for a rule."""
     weight, loss, (rejections, veto) = correction.weight, correction.loss, split_gates(correction)
     if version.dialect == "flat":
         if weight is None:

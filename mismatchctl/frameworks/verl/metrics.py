@@ -49,7 +49,7 @@ def mean_in_dtype(values: Values) -> Floats:
 
 
 def _population_std(values: Floats) -> float:
-    """Compute the standard deviation as the root of E[x^2] - E[x]^2. As in verl, small deviations are inexact."""
+    """Compute the standard deviation as sqrt(E[x^2] - E[x]^2), as verl does. This is inexact for small deviations."""
     if len(values) <= 1:
         return 0.0
     variance = mean_in_dtype(values * values) - mean_in_dtype(values) ** 2
@@ -175,7 +175,7 @@ def _measure_rejection(sample: ConfiguredStep, rejected: Bools) -> Measured:
 
 
 Tables = tuple[str, ...]
-"""Names of tables in names.yaml."""
+"""Names of tables in names.yaml, which list the metrics that verl logs."""
 
 
 def _weight_tables(level: str, version: VerlVersion) -> Tables:

@@ -89,7 +89,7 @@ def block_columns(
 
 
 def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Sum over all axes except axis 0 and `axis`."""
+    """Keep axis 0 and `axis` of the table, and sum over all other axes."""
     return table if table.ndim == 2 else table.sum(axis=tuple(set(range(1, table.ndim)) - {axis}))
 
 
@@ -331,7 +331,7 @@ class _BinnedPoints:
 def evaluate_metrics(
     metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Return each metric as an array [groups, points]. An undefined value is NaN."""
+    """Return an array [groups, points of the grid] for each metric key. An undefined value is NaN."""
     cells = len(totals["tokens"])
     with np.errstate(all="ignore"):
         return {
@@ -354,7 +354,7 @@ def standard_errors(
 
 @dataclass(frozen=True)
 class FamilySums:
-    """Sums of one family in one group. A group contains sequences with the same step and `--by` values."""
+    """Sums for a family of corrections, over one group of sequences with the same step and `--by` values."""
 
     totals: ClusterTable  # all columns, in one row or (with micro-batches) a row per micro-batch
     rows: tuple[ClusterTable, ...]  # columns by cluster, in tables that `merged` adds up
@@ -376,7 +376,7 @@ class FamilySums:
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
-    """Add up tables in the given order. If there are more than `cap` clusters, merge clusters by hash."""
+    """Add up tables in the given order. To keep at most `cap` clusters, add clusters with equal hash % `cap`."""
     clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
     if is_folded:

@@ -96,7 +96,7 @@ class BlockColumns:
     terms: dict[str, list[Term]] = field(default_factory=dict)
 
     def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
-        """Return the column `name` at each point of the grid. `sums` contains the column, or its terms."""
+        """Return the column `name` at each point of the grid. If it is a sum of terms, `sums` contains the terms."""
         if name not in self.terms:
             return self._at_points(sums[name])
         parts = []
@@ -184,7 +184,7 @@ class BinIntervals:
         return found
 
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
-        """Sum `table` along `axis` over each interval. Sums from a pivot are more exact than differences."""
+        """Sum `table` along `axis` over each interval. Subtracting cumulative sums would lose digits."""
         table = np.moveaxis(table, axis, -1)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
@@ -219,7 +219,7 @@ class IntervalVariants:
 
     @classmethod
     def from_bounds(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
-        """Build the intervals low <= value < high. A low of -inf or a high of NaN means no bound."""
+        """Build the intervals low <= value < high. In `lows`, -inf means no bound. In `highs`, NaN means no bound."""
         edges = np.unique(np.concatenate([lows[lows > -np.inf], highs[~np.isnan(highs)]]))
         starts = np.where(lows == -np.inf, 0, np.searchsorted(edges, lows) + 1)
         stops = np.where(np.isnan(highs), len(edges) + 1, np.searchsorted(edges, highs) + 1)
@@ -253,7 +253,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Remove bins that are not in `bins`, and merge equal intervals. Also return new interval and bin indices."""
+        """Keep only `bins`, and merge intervals that become equal. Also return each interval's and bin's new index."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
@@ -275,7 +275,7 @@ def _exclusive_bound(bound: float) -> float:
 
 
 class WeightBounds:
-    """The bounds of several weight rules. `low` replaces weights below the bounds, `high` replaces weights above."""
+    """The bounds of several weight rules. Weights below their bounds become `low`, and weights above become `high`."""
 
     def __init__(self, rules: Sequence[Weight]) -> None:
         bounds = np.array([rule.bounds for rule in rules])
@@ -348,7 +348,7 @@ class TokenBins:
 def sum_token_table(
     rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> list[Float64s]:
-    """Sum each column per sequence and combination of bins (one bin per rule). If a column is `None`, count tokens."""
+    """Sum columns per sequence and tuple of bins (the bins of a token, one per rule). A column `None` counts tokens."""
     sizes = [rule.thresholds.bins for rule in rules]
     cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
     if len(rules) > 1:

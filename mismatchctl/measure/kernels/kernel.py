@@ -27,7 +27,7 @@ BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
 
 
 class PairTables:
-    """Token counts and K3 by log ratio, for a pair of policies. Row i is for `cells[i]` (a group) and `buckets[i]`."""
+    """Token counts and K3 by log ratio of two policies. Row i is for the group `cells[i]` and bucket `buckets[i]`."""
 
     def __init__(self, cells: Ints | None = None, buckets: Ints | None = None) -> None:
         cells = np.zeros(BUCKETS, np.int64) if cells is None else cells

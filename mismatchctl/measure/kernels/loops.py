@@ -95,7 +95,7 @@ def _largest_magnitude(policy: Any, reference: Any) -> Any:
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Fill `log_ratio` and the arrays after it, one value per token. If `reference_prob` is empty, skip both probs."""
+    """Write the terms of each token to the last five arrays. Skip both arrays of probabilities if they are empty."""
     if not len(reference_prob):
         for j in range(len(policy)):
             x = float64(policy[j]) - float64(reference[j])
@@ -118,7 +118,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Recompute the terms of tokens whose exp overflows or loses digits."""
+    """Recompute the terms of tokens with a log-prob or log ratio so large that `exp` overflows or loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:
@@ -199,7 +199,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add number, products and sums of neighbour pairs to `out`. If `position` is empty, all tokens are neighbours."""
+    """Add the count, products and sums of pairs of adjacent tokens to `out`. An empty `position` means no gaps."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):

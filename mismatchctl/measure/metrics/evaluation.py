@@ -129,7 +129,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
 
 
 def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
-    """Join the sums of several steps in order. `salts` (step hashes) become scopes, so a cluster has a row per step."""
+    """Combine the sums of several steps. A cluster keeps one row per step, because `salts` (step hashes) mark them."""
     tables = [cell.table for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell.pairs)
     pairs = {name: PairSums.combine([cell.pairs[name] for cell in cells if name in cell.pairs]) for name in names}
@@ -397,7 +397,7 @@ OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for ke
 
 
 NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
-"""List of (run, step, hash of the micro-batch, divisors of the weights: one per correction)."""
+"""List of (run, step, hash of the micro-batch, number that each correction divides its weights by)."""
 
 
 CellT = TypeVar("CellT")

@@ -141,7 +141,7 @@ class Measure:
     basis: str = "train/rollout"  # a pair of policies, or the kind of weights, such as "final weights"
 
     def is_like(self, other: Measure) -> bool:
-        """Return True if two definitions have the same quantity, policies and statistic (mean, max, ...)."""
+        """Return True if two metrics apply the same statistic (such as the mean) to the same quantity and policies."""
         policies = self.basis == other.basis or "/" not in self.basis + other.basis
         return policies and self.quantity is other.quantity and self._statistic == other._statistic
 
@@ -222,7 +222,7 @@ class Estimate:
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
-        """Return value, standard error, interval and status of the group with the index `cell`."""
+        """Return the value of the group with the index `cell`, and its standard error, interval and status."""
         value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
@@ -339,7 +339,7 @@ def _bin_middles() -> Float64s:
 def compute_quantiles(
     pair: PairSums, shares: Sequence[float], largest: float, *, with_intervals: bool = True
 ) -> list[Quantile]:
-    """Compute quantiles of |log ratio| over tokens, and their intervals. The bins cause errors up to 0.8%."""
+    """Compute quantiles of |log ratio| over tokens, and their intervals. Binning causes errors of at most 0.8%."""
     if with_intervals:
         filled, counts = pair.histogram.by_bucket()
     else:
@@ -385,7 +385,7 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Return which share of K3 the worst tokens have. `tokens` is their share of all tokens, such as 0.001."""
+    """Return which share of the total K3 the tokens with the highest K3 have. `tokens`=0.001 means the top 0.1%."""
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:

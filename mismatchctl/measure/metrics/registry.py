@@ -346,7 +346,7 @@ ROUTING_NAMES = (
 
 
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens with different experts in rollout and trainer, and sum their K3, for each of the LAYER_WIDTHS."""
+    """Count tokens that rollout and trainer route differently, and sum their K3, for 1, 2, 4, ... experts per layer."""
     rollout, train = (block.extra_columns.get(f"{side}_experts") for side in ("rollout", "train"))
     lost = rollout is None or train is None or rollout.shape != train.shape
     if rollout is None or train is None or lost:
@@ -387,7 +387,7 @@ def _part_share(whole: str, own: str, other: str) -> Formula:
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Formula:
-    """Return the formula for the correlation of log ratios a and b. `whole` is the sum of (a + sign * b)^2."""
+    """Return the formula for the correlation of a and b. Column `whole` sums (a + b)^2, or (a - b)^2 if `sign` = -1."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
@@ -420,7 +420,7 @@ SPLITS = {
         },
     ),
 }
-"""Maps a pair to metrics that use its columns to split a log ratio in two, such as total = mismatch + drift."""
+"""Pair of policies -> metrics that split a log ratio into two parts, such as `total` into mismatch and drift."""
 
 
 _ESTIMATES = {"k1": "x", "k2": "x^2 / 2", "k3": "exp(-x) - 1 + x", "low_var": "exp(-x) - 1 + x"}

@@ -86,7 +86,7 @@ def _signed_ticks(low: float, high: float, bend: float) -> list[float]:
 
 
 def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
-    """Return the end of the linear part of the axis: the power of ten below the median |log ratio|."""
+    """Return where the axis changes from linear to log: usually the power of ten below the median |log ratio|."""
     size = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     order = np.argsort(size, kind="stable")
     median = float(size[order][np.searchsorted(np.cumsum(tokens[order]), tokens.sum() / 2)])
@@ -127,7 +127,7 @@ QUANTITIES = {
     "length": ("K3 by response length", "length of the response (tokens)", "length",
                "K3 per token, for responses of each length."),
 }  # fmt: skip
-"""Quantity -> texts of its figure: title, axis title, noun before a bin (as in "At position 5"), and caption."""
+"""Quantity -> texts of its figure: title, axis title, noun (such as `position` in "At position 5"), and caption."""
 _PROBABILITY_TICKS = (1e-6, 0.01, 0.2, 0.6, 0.9, 0.99, 0.999)
 
 

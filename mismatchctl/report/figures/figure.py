@@ -186,7 +186,7 @@ Interval = tuple[Number, Number, Number]
 def interval_of(
     value: Number, se: Number = None, ends: tuple[float, float] | None = None, *, log: bool = False
 ) -> Interval:
-    """Return a value with its 95% interval. On a log axis, limit the interval to a factor of 10 from the value."""
+    """Return a value with its 95% interval. On a log axis, cut the interval at value / 10 and value * 10."""
     if value is None or (log and value <= 0):
         return None, None, None
     low, high = ends or (value - INTERVAL_Z * (se or 0), value + INTERVAL_Z * (se or 0))

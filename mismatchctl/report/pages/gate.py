@@ -21,7 +21,7 @@ def gate_screen(
     verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = "",
     warnings: Sequence[str] = (),
 ) -> doc.Document:  # fmt: skip
-    """Build the terminal output, with the details of `page` if given. `saved` is the path of a new baseline."""
+    """Build the terminal output. If `page` is given (-v), include its sections. `saved`: path of a new baseline."""
     answer = api.verdict_answer(verdict)
     answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
     if saved and api.is_first_baseline(verdict):
