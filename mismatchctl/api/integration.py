@@ -96,7 +96,7 @@ class Integration:
         return files
 
     def edits_for(self, path: Path, text: str) -> list[Edit]:
-        """Return the edits for this file. `text` must contain the lines before or after which they insert code."""
+        """Return the edits for this file. `text` must contain the lines that mark the places of the new code."""
         files = self.edits_by_file()
         for file, edits in files.items():
             if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):

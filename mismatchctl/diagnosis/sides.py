@@ -84,7 +84,7 @@ def measure_sides(case: Case) -> Sides | None:
 
 
 class _ErrorSums:
-    """Sums per sequence, from which the errors of rollout and trainer and their shares of the mismatch are computed."""
+    """Sums per sequence, to compute the errors of rollout and trainer and their shares of the mismatch."""
 
     def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
         def only(values: Float64s) -> Float64s:

@@ -239,7 +239,7 @@ def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Findi
 
 
 def find_growth(findings: Sequence[Finding]) -> float | None:
-    """Return the factor by which K3 grew, from the evidence of the first finding that reports growth."""
+    """Return the growth factor of K3, from the evidence of the first finding that reports growth."""
     for finding in findings:
         facts = {fact.name: fact.value for fact in finding.evidence}
         factor = facts.get("factor")

@@ -194,7 +194,7 @@ def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Itera
 
 
 def count_relabelings(new: int, old: int, shared: int = 0) -> int:
-    """Return how many ways there are to label clusters as new and old. `shared`: number of clusters in both samples."""
+    """Return how many ways there are to label clusters as new and old. `shared`: number of common clusters."""
     return math.comb(new + old - 2 * shared, new - shared) << shared
 
 

@@ -60,7 +60,7 @@ class ClusterSizes:
 class _SimulatedGate:
     """Applies the gate to simulated dumps. These are random clusters of the real dumps, with a higher metric.
 
-    If there is no `baseline`, simulated dumps and baselines are both drawn from `sample`, without common clusters.
+    Without a `baseline`, simulated dumps and baselines are both drawn from `sample`, without common clusters.
     """
 
     def __init__(

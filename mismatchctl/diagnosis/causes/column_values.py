@@ -212,7 +212,7 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return the factor rollout / train log-prob if it is the same for all tokens, but not 1 or that of a log base."""
+    """Return the factor rollout / train log-prob if it is the same for all tokens, but not 1 or a known log base."""
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
     def quotients(chosen: Bools) -> Float64s:

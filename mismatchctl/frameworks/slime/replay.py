@@ -261,7 +261,7 @@ CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "use_kl_loss": lambda a: a.use_kl_loss,
     "use_opsm": lambda a: a.use_opsm,
 }
-"""Condition under which slime logs a metric (see names.yaml) -> function that returns True if it is met."""
+"""Condition for logging a metric in slime (see names.yaml) -> function that returns True if it is met."""
 
 _TABLES = read_metrics(__file__)
 METRICS = (*_TABLES["mis"], *_TABLES["loss"], *_TABLES["miles"])

@@ -572,7 +572,7 @@ def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
 
 
 def _write(correction: Correction, version: VerlVersion) -> dict[str, Any]:
-    """Return the verl keys that come closest to a Correction. Raise a LookupError if verl has no key for a rule."""
+    """Return the verl keys that come closest to a Correction. Raise a LookupError if verl lacks a key for a rule."""
     weight, loss, (rejections, veto) = correction.weight, correction.loss, split_gates(correction)
     if version.dialect == "flat":
         if weight is None:

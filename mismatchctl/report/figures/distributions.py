@@ -86,7 +86,7 @@ def _signed_ticks(low: float, high: float, bend: float) -> list[float]:
 
 
 def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
-    """Return where the axis changes from linear to log: usually the power of ten below the median |log ratio|."""
+    """Return the end of the linear part of a log axis: usually the power of ten below the median |log ratio|."""
     size = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     order = np.argsort(size, kind="stable")
     median = float(size[order][np.searchsorted(np.cumsum(tokens[order]), tokens.sum() / 2)])
