@@ -450,7 +450,7 @@ def is_date(word: str) -> bool:
 
 
 def find_newest_patch(names: Iterable[str], word: str) -> str:
-    """Return the last of `names` that equals `word` or is a patch release of it (0.7.1 for 0.7), or "" if none is."""
+    """Return the last of `names` that equals `word` or is a patch release of it (0.7.1 for 0.7), or else ""."""
     plain = word.removeprefix("v")
     found = [name for name in names if f"{name.removeprefix('v')}.".startswith(f"{plain}.")]
     return found[-1] if "." in plain and found else ""
