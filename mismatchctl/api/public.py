@@ -276,19 +276,19 @@ def gate(
 
     Args:
         sources: A Result, the path of its file, or the dumps that `analyze` takes. Pass several sources in a list.
-        baseline: An accepted Result, or the path of its file. Example: `mm.gate("dumps/", "baseline.json")`.
+        baseline: The Result of a good run, or the path of its file. Example: `mm.gate("dumps/", "baseline.json")`.
         rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. The keys increase and decrease compare with
             the baseline. The other keys are max, min, per, correction, framework and sequences.
             Example: `rule="k3:max=0.01,increase=20%,per=step"`.
         rules: More rules. Without `rule` and `rules`, the gate fails if K3 rose compared with the baseline.
         expect_bitwise: Fail unless the rollout and train log-probs of each token are bit-identical.
-        corrections: Corrections that the rules name, except presets.
+        corrections: Your own corrections, if a rule names them (`correction=NAME`). Presets are known.
         level: Accepted probability that any rule fails without a real change. It is above 0, and at most 0.5.
         max_skipped: Largest accepted share of bad sequences, tokens or files, and of repeated sequences. Above this
             share, the verdict is undecided.
         max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
         allow_different_model: Allow another model or inference engine than in the baseline.
-        fixed_tokens: Require the dump to contain the same tokens as the baseline, scored again.
+        fixed_tokens: Require the dump to contain the same tokens as the baseline, with new log-probs.
         columns, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
 
     Returns:

@@ -139,8 +139,8 @@ def _find_levels_end(body: Any, at: int) -> int:
 def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
     """Find the lists in a Parquet page, and write the index of each list's first value to `offsets`.
 
-    The page has `count` levels: one per value or empty list. Return where the values start, or -1 if the page is bad.
-    `state` is updated: numbers of lists and of values so far, and 1 if the next page may continue the last list.
+    The page has `count` levels: one per value or empty list. Return the position of its values, or -1 for a bad page.
+    `state` [3] is updated: number of lists, number of values, and 1 if the next page may continue the last list.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)

@@ -344,7 +344,7 @@ class Weight(_CorrectionModel):
 class Correction(_CorrectionModel):
     """A correction: a rule for importance weights, gates that reject data, and the loss.
 
-    Weights never reject data. Gates only change weights if the weight rule has `sees: remaining`.
+    Weights never reject data. With `sees: remaining`, the weight rule ignores tokens that gates reject.
     """
 
     name: str = Field(

@@ -171,7 +171,7 @@ class LengthMismatch:
         return f"in row {one.row:,}, {name} has {one.lengths[name]:,} elements and the other lists have {others:,}"
 
     def pattern(self) -> str:
-        """Describe what all lengths have in common ("train_log_probs is always 1 element longer"), or return ""."""
+        """Return a pattern that all lengths have, such as "train_log_probs is always 1 element longer", or ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""

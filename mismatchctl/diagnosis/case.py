@@ -535,7 +535,7 @@ class Calibration(NamedTuple):
 
 
 class Coherence(NamedTuple):
-    """How one-sided log ratios are, for likely and for unlikely tokens: -1 (all negative) to 1 (all positive)."""
+    """Balance of log ratios of likely and of unlikely tokens: -1 if all are negative, 1 if all are positive."""
 
     likely: float
     likely_z: float

@@ -76,7 +76,7 @@ class SequenceHashes:
 
 
 def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
-    """Hash the step, prompt id and sequence id of each row, or its file and row number if it has no sequence id."""
+    """Hash the step, prompt id and sequence id of each row. Rows without a sequence id: hash file and row number."""
     ids = rows.columns.get("sequence_id")
     place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
     if ids is None:

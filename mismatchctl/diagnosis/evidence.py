@@ -181,8 +181,8 @@ def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelS
 
     The log mismatch of a sequence is log(sum of |log ratio| / sum of 1 - p), where p is the trainer's probability.
     Equal noise in all logits gives similar values, because it changes likely tokens less. Each value of the result is a
-    [4, 4] matrix: the sums of the products of 1, log mismatch, log(number of tokens), and log(mean of 1 - p). The keys
-    ("", step, None) contain all sequences of a step.
+    [4, 4] matrix: the sums of the products of 1, log mismatch, log(number of tokens), and log(mean of 1 - p). The
+    column "" has all sequences of a step.
     """
     some = (levels.finite > 0) & (levels.size > 0)  # if all log-probs are equal, log(0) would be -inf
     counts = levels.finite[some]

@@ -114,7 +114,7 @@ class _ErrorSums:
 
 
 def _mean_squares(sums: Float64s) -> Float64s:
-    """Return the mean squared error of the rollout, that of the trainer, and the mean squared log ratio."""
+    """Return three mean squares: of the rollout's error, of the trainer's error, and of the log ratio."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 

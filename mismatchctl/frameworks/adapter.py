@@ -390,7 +390,7 @@ class Framework(ABC):
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        """Return True if the configuration enables corrections. Most frameworks have no option for this."""
+        """Return True, or False if the configuration lacks the option that enables corrections."""
         return True
 
     def is_default_file(self, name: str) -> bool:

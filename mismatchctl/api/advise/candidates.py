@@ -93,7 +93,7 @@ def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
 
 
 class PromptSample:
-    """A sample of prompts with all their responses. Hashes select the prompts, so the reading order has no effect."""
+    """A sample of prompts with all their responses. Hashes select the prompts, regardless of the reading order."""
 
     def __init__(self) -> None:
         self.parts: list[TokenBatch] = []

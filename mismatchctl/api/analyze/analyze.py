@@ -134,7 +134,7 @@ def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
 
 
 def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
-    """For each worst sequence, yield a dict of its fields (such as file and row), and its token ids or `None`."""
+    """For each worst sequence, yield a dict of its fields (such as file and row), and its token ids if recorded."""
     ids: dict[tuple[int, int], NDArray[Any]] = {}
     if dump.has("token_ids"):
         for file in np.unique(worst.place[:, 0]).tolist():  # only the blocks that contain these sequences are read

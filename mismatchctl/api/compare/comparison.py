@@ -106,8 +106,8 @@ class Contribution(FiniteModel):
 class Carrier(FiniteModel):
     """The part of the data that causes most of the change of K3: adjacent bins, adjacent steps, or column values.
 
-    `carried` is its share of the change, `weight` its share of the reference run's K3, and `tokens` its share of the
-    compared run's tokens.
+    It causes the share `carried` of the change, although it only has the share `weight` of the reference run's K3. It
+    has the share `tokens` of the compared run's tokens.
     """
 
     low: float | None = None

@@ -373,7 +373,7 @@ def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]:
-    """Read the rows of one file. If a column is empty in the first batch, leave the column out."""
+    """Read the rows of one file. Leave out columns without any value in the first batch."""
     schema: pa.Schema | None = None
     tokens, most = 0, path.stat().st_size
     for rows in _split_rows(read_rows(layout, path)):

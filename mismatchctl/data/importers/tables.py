@@ -436,7 +436,7 @@ def with_prompt_ids(table: pa.Table) -> pa.Table:
 PROMPT_LOG_PROBS = "prompt_log_probs"
 """Column with the log-probs of a prompt's tokens, except for the first token, which lacks a log-prob."""
 _WRAPPERS = ("response", "body", "result", "output")
-"""Keys under which scripts and batch jobs store the response of an engine, in an object that also has an id."""
+"""Scripts and batch jobs write objects such as {"id": ..., "response": ...}. Possible keys of the response."""
 _IDS = ("custom_id", "id", "request_id", "rid", "sequence_id")
 _TOKEN = re.compile(r"token_id:(\d+)")
 

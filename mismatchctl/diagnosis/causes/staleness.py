@@ -473,7 +473,7 @@ def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How much the log mismatch of one column value, such as a worker, differs from other values in the same steps."""
+    """Difference in log mismatch between one column value, such as a worker, and other values in the same steps."""
 
     value: GroupValue
     difference: float

@@ -57,7 +57,7 @@ class Trl(PlainFramework):
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Add `use_vllm: True` if the file contains `fast_inference=True`, with which Unsloth samples from vLLM."""
+        """Add `use_vllm: True` if the file contains `fast_inference=True`, because Unsloth then samples with vLLM."""
         samples = re.search(r"\bfast_inference\s*=\s*True\b", text) is not None
         native = super().known_names(native)
         return {"use_vllm": True, **native} if samples and native.get("use_vllm") is None else native

@@ -622,7 +622,7 @@ def _format_exp(logarithm: float) -> str:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version that fits a configuration best (the newest of equals), or `None` without a correction key."""
+    """If a configuration has a key for corrections, return the newest of the versions that fit it best."""
     native = with_rllm(native)
     outer = find_value(native, "algorithm")
     nested = BLOCK in (outer if isinstance(outer, Mapping) else native)

@@ -424,7 +424,7 @@ class GroupMerger(ABC, Generic[CellT]):
 
     @abstractmethod
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellT]]) -> None:
-        """Compute the final sums of complete steps. For each step, `groups` maps `--by` values to sums."""
+        """Evaluate steps that are complete. `groups` has a dict per step, which maps `--by` values to sums."""
 
     def merge(self, run: str, step: LabelValue, values: tuple[LabelValue, ...], cell: CellT) -> None:
         """Add sums to a step. This reopens a step that `close` has marked as complete."""
