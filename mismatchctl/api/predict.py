@@ -297,7 +297,7 @@ def _draw_batches(
 
 
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
-    """Draw a cluster per prompt from Polya's urn, in which drawn clusters become more likely [prompts, batches]."""
+    """Draw a cluster per prompt from Polya's urn: each draw makes its cluster more likely [prompts, batches]."""
     start = clusters + 2 * prior
     picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
     for pick in picks:

@@ -204,7 +204,7 @@ class TokenBatch:
         return sorted(column for column in columns if has.get(column) is None)
 
     def log_probs(self, policy: str) -> Floats | None:
-        """Return a policy's log-probs per token, or `None`. `proximal` interpolates `rollout` and `current`."""
+        """Return a policy's log-probs per token, if known. `proximal` interpolates `rollout` and `current`."""
         if policy == "proximal":
             return None if self.current is None else self._proximal(self.current)
         if policy in ("rollout", "train", "current"):

@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import MISMATCH_SOURCE, ClampLevel, Correctio
 
 @dataclass(frozen=True)
 class Selection:
-    """Tokens that are True in `tokens` [T] (`None`: all tokens) and whose sequence is True in `sequences` [S]."""
+    """Tokens that are True in `tokens` [T] (default: all) and whose sequence is True in `sequences` [S]."""
 
     segments: Segments
     sequences: Bools

@@ -359,7 +359,7 @@ class FileContents(ABC):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Read the named columns of row groups. Yield tables of at most `rows` rows, or one table if it is `None`."""
+        """Read the named columns of row groups. Yield one table, or tables of at most `rows` rows if it is given."""
         tables = self.read_groups(file, groups, columns)
         if rows is None:
             yield pa.concat_tables(tables)

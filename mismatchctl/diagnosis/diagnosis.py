@@ -157,7 +157,7 @@ class _Content(BaseModel):
     """The JSON of a Diagnosis. `findings` contains all findings, strongest first within each run.
 
     If there are several runs, each finding has a `run`. The other keys are optional. `sides` contains the errors of
-    rollout and trainer for each run. `next` explains how to compare layers, for each run in which a layer may be wrong.
+    rollout and trainer for each run. `next` explains how to compare layers, for each run whose layers may be wrong.
     If reports of layer comparisons are given, `next` is replaced by `layers`, with the conclusions from each report,
     and `logit_noise`. This is the size of random errors in the logits that would explain the log ratios of a run.
     """

@@ -42,7 +42,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate a temperature and its 95% interval from top-k log-probs of the two sides. Return `None` if none fits."""
+    """Estimate a temperature and its 95% interval from top-k log-probs of the two sides, if one fits."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -91,7 +91,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
 
 
 def _find_top_k(a: Float64s, kept: Bools) -> int | None:
-    """Return k if nearly all lists keep their k most likely tokens and tokens as likely as the k-th, else `None`."""
+    """Return k if nearly all lists keep their k most likely tokens and tokens as likely as the k-th."""
     counts = kept.sum(axis=1)
     k = int(np.quantile(counts, _TRUNCATION_QUANTILE))
     ranked = -np.sort(-a, axis=1)

@@ -279,7 +279,7 @@ REPLAY_DEFAULTS = ReplayOptions()
 
 @dataclass(frozen=True)
 class Replay:
-    """What the framework computes for one training step: logged metrics, weights and kept tokens."""
+    """Results of a framework for one training step: logged metrics, weights and kept tokens."""
 
     logged: dict[str, float]  # metric name -> value, as the framework logs them for this step
     weights: list[NDArray[np.floating[Any]]] | None  # per row, the weights of all its tokens, 0 for masked tokens

@@ -58,7 +58,7 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of a mismatch metric if `name` means this metric in all frameworks, else `None`."""
+    """Return the key of a mismatch metric if `name` means this metric in all frameworks."""
     if "/" not in name:  # names without a prefix are ambiguous, except for keys of mismatchctl that are not counts
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
     named = {item.measure for _, meanings in _iterate_meanings() for item in meanings if item.name == name}
@@ -84,7 +84,7 @@ def find_related_names(metric: Metric) -> list[RelatedName]:
 
 
 def resolve_metric(name: str, framework: str = "", correction: Correction | None = None) -> MetricLookup:
-    """Return where a Result stores a metric. `name` is a key of mismatchctl or a name that a framework logs."""
+    """Find the location of a metric in a Result. `name` is a key of mismatchctl or a name that a framework logs."""
     keys = _index_sources()
     name = canonical_name(name)
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)

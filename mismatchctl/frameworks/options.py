@@ -280,7 +280,7 @@ class PlainFramework(Framework):
 
     @abstractmethod
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return the terms of the loss, each with the factors by which the loss multiplies it per token [T]."""
+        """Return the terms of the loss, and the factors per token [T] of each term."""
 
     @abstractmethod
     def metrics(self, run: ConfiguredStep) -> dict[str, float]: ...

@@ -15,7 +15,7 @@ from mismatchctl.measure.sums import Hashes, mix_hashes
 
 scan_sequences = CompiledLoop("mismatchctl.measure.kernels.loops", "scan_sequences")
 LEVEL_CAP = 1.0
-"""Upper limit of |log ratio| in the mismatch of a sequence. A larger |log ratio| of a token counts as this value."""
+"""In a sequence's sum of |log ratio|, a token with a larger value counts as this value."""
 ROW_PROBES, CONTENT_PROBES = 8, 16
 """Number of tokens per sequence whose log-probs `hash_rows` and `hash_contents` read."""
 CONTENT_BOUND, CONTENT_STEPS, MIN_INFORMATIVE = 1e4, 128.0, 6
@@ -105,7 +105,7 @@ def _split_sums(sums: Float64s) -> LevelTerms:
 
 
 def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: Bools) -> Float64s:
-    """Compute the four fields of LevelTerms for S sequences, [4, S], in numpy."""
+    """Compute the four sums of LevelTerms for S sequences in numpy [4, S]."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(np.subtract(train, rollout, dtype=np.float64))
         prob = np.exp(np.minimum(train, 0.0, dtype=np.float64))

@@ -128,7 +128,7 @@ def _weigh(height: Float64s, error: Float64s) -> Float64s:
 
 
 def _scale(squares: float, count: int) -> float:
-    """Return the factor by which the residuals vary more than the weights assume, but at least 1."""
+    """Return the variance of the residuals as a multiple of the variance that the weights assume (at least 1)."""
     return max(1.0, squares / max(count - 4, 1))
 
 

@@ -96,7 +96,7 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """The amount by which a metric exceeds its limit, as one contribution per cluster.
+    """The excess of a metric over its limit, as one contribution per cluster.
 
     The contributions of the new sample (`new`) add up to its excess. The contributions of the baseline (`old`) add up
     to about 0, because the limit is computed from the baseline.

@@ -55,7 +55,7 @@ def resample_metrics(
 
 
 def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
-    """Return the 95% percentile interval of bootstrap replicates, or `None` if more than about 2.5% of them are NaN."""
+    """Return the 95% percentile interval of bootstrap replicates, if at most about 2.5% of them are NaN."""
     ordered = np.sort(draws)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
     place = max(int(round((1 - INTERVAL_LEVEL) / 2 * (len(ordered) + 1), 6)) - 1, 0)

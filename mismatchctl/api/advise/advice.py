@@ -25,9 +25,9 @@ class RankedCorrection(FiniteModel):
     `mse` is the gradient error: the mean squared distance between the policy gradient with this correction and the true
     policy gradient. It is the sum of `variance` and `bias2`, the squared bias. If the estimate of `bias2` is negative,
     it counts as 0 (docs/methods/advice.md). `gain` is the relative reduction of `mse`: 0.3 means 30% less error than
-    without a correction. `loss_scale` is the factor by which the correction changes the loss. `ties` is true if the
-    correction is not significantly worse than the first one. `why` explains the rank. `config` contains the
-    framework's settings for the correction. `outcome` is the outcome of a published run with this correction.
+    without a correction. The correction multiplies the loss by `loss_scale`. `ties` is true if the correction is not
+    significantly worse than the first one. `why` explains the rank. `config` contains the framework's settings for the
+    correction. `outcome` is the outcome of a published run with this correction.
     """
 
     name: str

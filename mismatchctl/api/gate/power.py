@@ -196,7 +196,7 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 def detectable_factor(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the smallest increase that the gate detects: 2.0 means a doubled metric. None: it detects no increase."""
+    """Return the smallest increase that the gate detects, if any. For example, 2.0 means a doubled metric."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     simulated = _SimulatedGate(sample, baseline, sizes, metric, allowance, level)
     return _find_smallest(simulated.detects, _MAX_FACTOR) if simulated.is_possible else None

@@ -215,7 +215,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Find the shift k at which rollout[i + k] is near train[i] in each row. Return k, and the misfit (1: no match)."""
+    """Find the shift k of each row: rollout[i + k] is near train[i]. Return k and the misfit (1: no match)."""
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths

@@ -49,7 +49,7 @@ def keep_first_version(case: Case) -> Case:
 
 
 def _match_lag_of_tokens(case: Case) -> Detection | None:
-    """Find responses in which tokens sampled with older weights have a larger mismatch than the other tokens."""
+    """Find responses whose tokens from older weights have a larger mismatch than their other tokens."""
     lag = _lag_of_tokens(case)
     if lag is None or case.reshaped:
         return None

@@ -256,7 +256,7 @@ class Areal(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
-        """Return log ratios current/train, advantages, and kept tokens. Kept tokens are `None` at level `token`."""
+        """Return log ratios current/train, advantages, and kept tokens (except at level `token`)."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
         kept = run.keep

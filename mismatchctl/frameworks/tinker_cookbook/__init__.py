@@ -69,7 +69,7 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options of a `train.Config(...)` call in Python. Return None for other calls, or if it sets no loss."""
+    """Read the options of a Python call, if it is a `train.Config(...)` call that sets a loss."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     given = call.values(_LOSS_KEYS)

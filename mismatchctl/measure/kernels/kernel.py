@@ -1,4 +1,4 @@
-"""The numpy kernel, from which other kernels inherit, and the tables that kernels fill."""
+"""The numpy kernel, the base class of other kernels, and the tables that kernels fill."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RunTables:
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """For each sequence, the table rows to which kernels add its tokens."""
+    """For each sequence, the rows of the tables that receive its tokens."""
 
     rows: Ints  # row in PairTables [S]
     buckets: Ints  # bucket of the sequence's cluster [S], the first index in `RunTables.breakdowns`

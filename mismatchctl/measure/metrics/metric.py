@@ -405,7 +405,7 @@ def tail_length(count: int) -> int:
 
 
 def khat_limit(count: int) -> float:
-    """Return the largest k-hat at which the mean of S = `count` ratios is reliable: min(1 - 1/log10 S, 0.7)."""
+    """Return the largest k-hat that allows a reliable mean of S = `count` ratios: min(1 - 1/log10 S, 0.7)."""
     return min(1 - 1 / math.log10(count), 0.7) if count > 1 else math.nan
 
 

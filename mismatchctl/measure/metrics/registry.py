@@ -458,7 +458,7 @@ KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for
 
 
 def _widest_column(name: str) -> Formula:
-    """Return a formula that reads `name@k` with the largest k at which no expert is repeated in a layer."""
+    """Return a formula for `name@k`. k is the largest number of experts per layer that never repeats an expert."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]

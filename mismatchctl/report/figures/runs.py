@@ -88,7 +88,7 @@ _BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", 
 def k3_figure(
     runs: Mapping[str, RunResult], name: str, attention: Sequence[bool] = (), *, bands: bool = True
 ) -> Figure | None:
-    """Draw K3 over the steps, and mark where its growth starts. Runs with False in `attention` are gray."""
+    """Draw K3 over the steps, and mark the start of its growth. Runs with False in `attention` are gray."""
     several = len(runs) > 1
     marks: list[Marks] = []
     rules: list[ReferenceLine] = []
