@@ -250,7 +250,7 @@ class DumpReading:
         return cls(dump, corrections, **options)
 
     def parts(self, work: BatchTask) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """Yield the result of `work` for each part, and a function that tells if a step may continue in later parts."""
+        """Yield the result of `work` for each part, and a function that checks if a step may go on in later parts."""
         may_grow, done, progress = _find_open_groups(self.dump.units), 0, self.options.get("progress")
         size = self._numbered_size
         micro_batches = None if size is None else number_micro_batches(self.dump, size)

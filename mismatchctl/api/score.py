@@ -265,7 +265,7 @@ def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None)
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """How many sequences and tokens have reference log-probs after a call of `score`."""
+    """Numbers of sequences and tokens that have reference log-probs after a call of `score`."""
 
     sequences: int
     tokens: int

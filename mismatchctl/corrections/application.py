@@ -529,7 +529,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Return True for each sequence [S] in which a per-token rule may reject a token or change a weight."""
+    """Return True for each sequence [S] with a token that a per-token rule may reject or give another weight."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight

@@ -84,7 +84,7 @@ def _run_tests(case: Case) -> list[_CauseResult]:
 
 
 def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Merge each symptom into the finding of its cause, unless there is none or its confidence is low."""
+    """Merge each symptom into the finding of its cause, unless this finding is missing or has low confidence."""
     causes = {row.cause.id: row for row in found if not row.detection.symptom_of and row.detection.confidence != "low"}
     alone = []
     for row in found:

@@ -553,7 +553,7 @@ def _find_divergence(rows: Sequence[Tensor]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[Tensor]) -> list[tuple[int, float | None]]:
-    """Return each layer with the largest value of its tensors, or with `None` if one of them has no value."""
+    """Return each layer with the largest value of its tensors, or with `None` if a tensor lacks a value."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is not None:

@@ -250,7 +250,7 @@ def _list_notes(rows: Rows, column: float, error: float | None, likeness: float 
 def assign_sides(
     found: Sequence[Finding], evidence: Evidence, files: Mapping[int, str]
 ) -> tuple[list[Finding], Sides | None]:
-    """If the dump has reference log-probs, add the wrong side to each finding, and return the errors of both sides.
+    """If the dump has reference log-probs, add the wrong side to each finding, and return the error of each side.
 
     Each test runs again on two pairs: rollout and reference, then trainer and reference. A cause that is found only in
     the first pair is a fault of the rollout, and a cause that is found only in the second pair a fault of the trainer.

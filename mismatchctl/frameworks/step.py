@@ -40,7 +40,7 @@ class Step:
 
     @cached_property
     def rows(self) -> Segments:
-        """Return where each row starts and ends in the flat arrays that include masked tokens."""
+        """Return the start and end of each row in the flat arrays that include masked tokens."""
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(self._column("rollout_log_probs"))

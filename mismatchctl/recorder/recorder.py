@@ -320,14 +320,14 @@ class Recorder:
         """Record B sequences. All values are copied before the call returns.
 
         A per-token column is a padded array or tensor [B, T] (numpy, or torch on any device), a nested tensor, or a
-        list of B rows (one-dimensional tensors, arrays or lists). If `response_mask` is padded, each row is kept from
-        its first to its last valid token, including the masked tokens between them. Other columns may be padded in the
-        same way, or contain only the kept tokens. If `response_mask` is a list or missing, whole rows are kept. Columns
-        of experts have the shape [B, T, k] or [B, T, layers, k], with k experts per token and layer. Columns of the k
-        most likely tokens have the shape [B, T, k]. `prompt_token_ids` is a list of B rows of any length. A
-        per-sequence column is a list or array of B numbers, booleans or strings, or one value for all rows. In
-        per-token columns, arrays of float64 stay float64, and other floats are stored as float32. `sampling_mask`
-        contains, for each token, the ids that vLLM could sample. Only their number is stored, as `kept_tokens`.
+        list of B rows (one-dimensional tensors, arrays or lists). Float64 arrays are stored as float64, other floats as
+        float32. A per-sequence column is a list or array of B numbers, booleans or strings, or one value for all rows.
+
+        If `response_mask` is padded, each row is stored from its first to its last valid token. Other columns may have
+        the same padding, or contain only the stored tokens. If `response_mask` is a list or missing, whole rows are
+        stored. Columns of k experts have the shape [B, T, k] or [B, T, layers, k], of k likely tokens [B, T, k].
+        `prompt_token_ids` is a list of B rows of any length. `sampling_mask` contains, for each token, the ids that
+        vLLM could sample. Only their number is stored, as `kept_tokens`.
 
         Args:
             step: the training step, a non-negative integer.

@@ -259,7 +259,7 @@ class Growth(FiniteModel):
 
     @property
     def z(self) -> float | None:
-        """Return the change of the metric's logarithm, divided by the standard error of this change."""
+        """Return the z-score of the change: the change of the metric's logarithm, in standard errors."""
         if self.factor is None or self.interval is None:
             return None
         return math.log(self.factor) * 2 * INTERVAL_Z / math.log(self.interval[1] / self.interval[0])

@@ -156,7 +156,7 @@ class SampleExchange:
         return found
 
     def labels(self) -> Iterator[Labels]:
-        """Yield relabelings in blocks [R, n + m]. Each row labels all clusters of both runs as new (1) or old (0)."""
+        """Yield relabelings in blocks [R, n + m]. Each row labels the clusters of two runs as new (1) or old (0)."""
         paired, first, second = self.pairs
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
@@ -205,7 +205,7 @@ _TAIL_MARGIN = 3.0  # with ties or few clusters, the approximation is too small 
 def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total: float) -> float:
     """Estimate the p-value of a permutation test: the share of relabelings with a total of at least `total`.
 
-    A relabeling flips the signs of some `differences` (new minus old, for clusters in both runs), and labels `chosen`
+    A relabeling flips the signs of some `differences` (new minus old, for shared clusters), and labels `chosen`
     clusters of the others (`single`) as new. The saddlepoint approximation (Skovgaard 1987) needs no random draws.
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))

@@ -363,7 +363,7 @@ PROBABILITY_BINS = 8
 
 @dataclass(frozen=True)
 class GradientMoments:
-    """Errors of the gradients that one correction gives, compared with the mean reference gradient."""
+    """Bias and variance of the gradients with one correction, compared with a reference correction without bias."""
 
     bias2: float  # unbiased estimate of the squared bias, which may be slightly negative
     variance: float  # trace of the covariance of the gradient of one batch

@@ -245,7 +245,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge by the first significant change of PRIMARY_METRICS. If there is none, judge by K3 and the other metrics."""
+    """Judge by the first significant change of PRIMARY_METRICS. Without such a change, judge by K3 and the rest."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:

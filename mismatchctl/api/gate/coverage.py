@@ -95,7 +95,7 @@ def _match_runs(result: Result, baseline: Result | None) -> Iterator[Match]:
 
 
 def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Check]:
-    """Check that each run has the token ids of the baseline. If one of them has no token ids, compare the prompts."""
+    """Check that each run has the token ids of the baseline. If token ids are missing, compare the prompts."""
     for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:

@@ -203,7 +203,7 @@ def detectable_factor(
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number from 1 to `most` for which `found` is True, or `None`. It may be 0.5% too large."""
+    """Return the smallest number from 1 to `most` that `found` accepts, or `None`. The number may be 0.5% too large."""
     low, high = 1.0, 2.0
     while not found(high):
         if high >= most:
@@ -227,7 +227,7 @@ _MAX_CLUSTERS = 1 << 20
 
 
 class SampleSizePlan(BaseModel):
-    """How many clusters a dump needs so that the gate detects a regression, and how many it has (`have`)."""
+    """Number of clusters that a dump needs so that the gate detects a regression, and number that it has (`have`)."""
 
     model_config = ConfigDict(extra="forbid")
 

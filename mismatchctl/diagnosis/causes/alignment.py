@@ -187,7 +187,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """Split each sequence where the mean of `values` rises most. Return index, t statistic and rise per sequence."""
+    """Split each sequence in two, so that the mean of `values` rises most. Return index, t statistic and rise."""
     floor = max(0.3 * float(values.var()), 0.03)
     n = case.each(case.counts.astype(np.float64))
     running = np.append(0.0, np.cumsum(values))

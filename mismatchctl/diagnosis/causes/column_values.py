@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Find the factor of one side (such as -1 or ln 10) with which most sequences agree. Return flags for them [S]."""
+    """Find the factor of one side, such as -1 or ln 10, that makes most sequences agree. Return flags for these [S]."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)

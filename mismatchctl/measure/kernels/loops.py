@@ -186,7 +186,7 @@ _LOW_BOUNDS, _HIGH_BOUNDS = INTERVALS
 
 @compile_loop
 def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
-    """Count the tokens outside of each of the INTERVALS, from narrow to wide. Stop at one that contains all tokens."""
+    """Count the tokens outside of each of the INTERVALS, from narrow to wide. Stop when one contains all tokens."""
     for place in range(len(outside)):
         low, high = _LOW_BOUNDS[place], _HIGH_BOUNDS[place]
         if lowest >= low and highest <= high:
