@@ -89,7 +89,7 @@ def list_names(names: Sequence[str], length: int) -> str:
 
 
 def shorten_for_cell(text: str) -> str:
-    """Escape `text`, and shorten long words in the middle, so that the column stays narrow."""
+    """Escape `text`, and shorten long names in the middle, so that the column stays narrow."""
     return _LONG_WORD.sub(r"\1…\2", escape_terminal(text))
 
 

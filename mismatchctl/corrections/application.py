@@ -106,7 +106,7 @@ class GateOutcome:
 
 
 def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selection) -> GateOutcome:
-    """Apply a gate. Its statistic uses only the tokens in `selection`."""
+    """Apply a gate. Compute its statistic (such as the mean K1) only from the tokens in `selection`."""
     segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
     view = selection if gate.over != "segment" else selection.divide(segments)
     measured = measure_gate(gate, ratios, view, batch)

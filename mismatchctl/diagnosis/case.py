@@ -522,7 +522,7 @@ def quantile_bins(values: NDArray[Any], number: int) -> Ints:
 
 
 class Calibration(NamedTuple):
-    """A test of the distribution that was sampled. `excess` is E[ratio] - 1, and `inverse` is E[1 / ratio] - 1.
+    """A test of the distribution that tokens come from. `excess` is E[ratio] - 1, and `inverse` is E[1 / ratio] - 1.
 
     If the tokens were sampled from the rollout's distribution, `excess` is near 0. If they were sampled from the
     trainer's distribution, `inverse` is near 0. `z` and `inverse_z` are z-scores.

@@ -48,13 +48,13 @@ _COMMON_ALIASES = {
 }
 """Column names that are not specific to a framework. A name is only listed here or in an adapter if it has a single
 meaning. Ambiguous names are left out:
-`logprobs`: rollout or train log-probs;
-`prox_logp`: entry t is about token t + 1, unlike the neighboring columns;
-`rewards`, `score`: per token or per sequence, normalized or raw;
+`logprobs`: log-probs of the rollout engine or the trainer;
+`prox_logp`: entry t belongs to token t + 1, but to token t in the other columns;
+`rewards`, `score`: one per token or per sequence, normalized or raw;
 `response_tokens`, `completion_tokens`: token ids, a count or a string;
-`attention_mask`, `mask`: cover the prompt or only the padding;
-`weight_version`, `model_version`, `versions`: of the sampler or the trainer, per group or per token;
-`routed_experts` and similar columns: include the prompt."""
+`attention_mask`, `mask`: the prompt is masked, or only the padding;
+`weight_version`, `model_version`, `versions`: of the rollout engine or the trainer, per group or per token;
+`routed_experts` and similar columns: they also contain the experts of prompt tokens."""
 
 
 def default_corrections() -> list[Correction]:

@@ -281,7 +281,7 @@ def _parse_yaml(text: str, decimal: bool) -> tuple[Any, list[YamlScalar]]:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse a second document. Also refuse deep nesting, because libyaml would recurse without a limit."""
+    """Refuse a second YAML document. Also refuse deep nesting, because libyaml would recurse without a limit."""
     depth = documents = 0
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

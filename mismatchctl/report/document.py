@@ -209,7 +209,7 @@ class Explorer(DocumentPart):
 
 @dataclass
 class Section(DocumentPart):
-    """A section. Its parts can also be sections. A section with an empty title has no heading."""
+    """A section. Its parts can also be sections. If the title is empty, the heading is omitted."""
 
     title: str
     anchor: str

@@ -1,4 +1,4 @@
-"""Growth of a metric over the steps: when the change starts, and by which factor the metric changes."""
+"""Growth of a metric over the steps: the start of the change, and its factor."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _completed_part(where: Float64s, start: float, end: float, power: float, cha
 Label = str | int | float | bool | None
 
 Z_LIMIT = 4.0
-"""A change is significant if it is at least 4 standard errors. So is the distance of a mean ratio from 1."""
+"""A change is significant if it is at least 4 standard errors. The same limit applies to |mean ratio - 1|."""
 _ROBUST_SHARE = 1 / 3
 """If the robust statistic changes by less than 1/3 of the change of K3 (both as logs), a few tokens cause it."""
 _SHOWN_STEPS = 5

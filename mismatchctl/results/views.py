@@ -62,7 +62,7 @@ def add_version(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TextView(ABC):
-    """Base class for results that print a few sentences and a table."""
+    """Base class for results that print a short summary and a table."""
 
     def _lines(self) -> list[str]:
         return []

@@ -328,7 +328,7 @@ class BiasReference:
 
     @property
     def lower_bound(self) -> bool:
-        """Return True if this reference may be biased too. The bias of a correction is then only a lower bound."""
+        """Return True if this reference may be biased too. An estimated bias is then only a lower bound."""
         return self.is_heavy or self.is_per_token
 
 

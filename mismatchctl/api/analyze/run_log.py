@@ -376,7 +376,7 @@ def _ranked_changes(values: Float64s) -> Float64s:
 
 
 def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
-    """Return the correlation of x with y. Each x is paired with the y of `shift` steps earlier."""
+    """Return the correlation of x at each step with y at the step `shift` steps earlier."""
     if shift > 0:
         x, y = x[shift:], y[:-shift]
     elif shift < 0:

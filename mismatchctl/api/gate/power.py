@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return how many clusters are needed for p <= `level`. `baseline`: its number of clusters, if none is common."""
+    """Return how many clusters p <= `level` needs. With `baseline` (its cluster count), the dumps share no cluster."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1

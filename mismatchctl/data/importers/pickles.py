@@ -143,7 +143,7 @@ class _ByteBudget:
 
 @dataclass(frozen=True)
 class _TensorStorage:
-    """The bytes of a torch tensor. For a storage class in the pickle, such as `torch.FloatStorage`, `data` is None."""
+    """The bytes of a torch tensor. A storage class in the pickle, such as `torch.FloatStorage`, lacks `data`."""
 
     kind: str
     data: memoryview | None = None

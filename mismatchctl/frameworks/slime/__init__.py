@@ -332,7 +332,7 @@ class Slime(Framework):
 SLICED_COLUMNS = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "returns", "values", "entropy", "kl")
 """Columns that are split across the files of context-parallel ranks. Other columns are complete in every file."""
 MAX_NAMED_RANKS = 8
-"""Maximum number of missing ranks in an error message. A damaged file may contain any rank count."""
+"""Maximum number of missing ranks in an error message. A damaged file may declare millions of ranks."""
 
 
 def find_ranks(file: File) -> dict[Path, Any]:

@@ -81,7 +81,7 @@ RELEASES = {
 """Releases of verl on PyPI, by name."""
 
 KEYS = frozenset(key for version in VERSIONS for key in version.keys)
-"""Keys that any version reads."""
+"""Keys that at least one version reads."""
 
 
 def find_version(word: str) -> VerlVersion:

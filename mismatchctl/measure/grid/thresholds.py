@@ -348,7 +348,7 @@ class TokenBins:
 def sum_token_table(
     rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> list[Float64s]:
-    """Sum columns per sequence and tuple of bins (the bins of a token, one per rule). A column `None` counts tokens."""
+    """Sum columns per sequence and tuple of bins (each rule assigns a bin to a token). `None` counts the tokens."""
     sizes = [rule.thresholds.bins for rule in rules]
     cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
     if len(rules) > 1:

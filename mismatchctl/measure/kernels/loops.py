@@ -118,7 +118,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Recompute the terms of tokens with a log-prob or log ratio so large that `exp` overflows or loses digits."""
+    """Recompute the terms of tokens with a very large log-prob or log ratio, because their `exp` loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:

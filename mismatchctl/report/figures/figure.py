@@ -63,7 +63,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A line across the figure at the value `at` of one axis, with a shaded `interval`. The style `limit` is dotted."""
+    """A line across the figure at the value `at` of one axis, with a shaded `interval`. A `limit` line is dotted."""
 
     axis: Literal["x", "y"]
     at: float | None
