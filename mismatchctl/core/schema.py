@@ -17,7 +17,7 @@ POSITIVE_TOLERANCE = 1e-3
 
 
 class ColumnKind(Enum):
-    """The type of a column. The text describes one cell, if the dump has one row per sequence."""
+    """The type of a column. The text describes the content of one row, if each row is a sequence."""
 
     LOG_PROBS = "log-probs, one per token"
     MASK = "0/1 or true/false, one per token"

@@ -462,7 +462,7 @@ def _count_values(column: pa.ChunkedArray) -> int:
 def _build_wide_block(
     file: DumpFile, table: pa.Table, rows: Ints, columns: Collection[str], watched: Collection[str]
 ) -> DecodedBlock:
-    """Build a block from rows whose lists have equal lengths. Record the other rows as faults."""
+    """Build a block from rows whose columns contain lists. A row with lists of different lengths is a fault."""
     arrays = {column: to_plain_array(table.column(file.columns[column])) for column in (*columns, *watched)}
     every = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
     values = {column: array for column, array in arrays.items() if column not in every}

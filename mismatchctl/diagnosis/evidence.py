@@ -29,7 +29,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """Numbers of flagged tokens and of sequences with such tokens. `places`: (file, row, position) of the first."""
+    """Numbers of flagged tokens and of sequences that contain them. `places`: (file, row, position) of some tokens."""
 
     tokens: int = 0
     sequences: int = 0

@@ -114,7 +114,7 @@ class _ErrorSums:
 
 
 def _mean_squares(sums: Float64s) -> Float64s:
-    """Return three mean squares: of the rollout's error, of the trainer's error, and of the log ratio."""
+    """Return the mean squares of the rollout's error, the trainer's error, and the log ratio."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 

@@ -347,7 +347,7 @@ class PlainFramework(Framework):
             return None
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings. If keys are `unknown`, only check that the options can be read."""
+        """Return the findings. If some keys have `unknown` values, only check that the options can be read."""
         found: list[LintMessage] = []
         try:
             with self._raise_config_errors():

@@ -330,7 +330,7 @@ def step_hashes(batch: TokenBatch) -> Hashes:
 TAIL_VALUES = 4097
 """Number of largest log ratios to store for k-hat: up to 4,096 in the tail, and one where the tail begins."""
 WORST_COUNT = 50
-"""The place in the dump is stored for this number of tokens and of sequences with the largest mismatch."""
+"""Maximum length of the lists of the worst tokens and the worst sequences, which contain their places in the dump."""
 
 
 def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:

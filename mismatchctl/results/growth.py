@@ -133,7 +133,7 @@ def _scale(squares: float, count: int) -> float:
 
 
 def _list_candidates(count: int) -> NDArray[np.int64]:
-    """List start and end of all jumps and ramps to try. To save time, ramps in a long series skip some starts."""
+    """List start and end of the jumps and ramps to try. In a long series, ramps do not start at every step."""
     powers = np.arange(0, math.log(count) / math.log(_DURATION_RATIO) + 1)
     durations = np.unique(np.rint(_DURATION_RATIO**powers).astype(np.int64))
     every = np.arange(count - 1)
@@ -482,7 +482,7 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return how far each ramp has risen at each position (0 to 1). A ramp to the last block rises above 1."""
+        """Return the completed share of each ramp at each position. Ramps to the last block continue above 1."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1

@@ -358,7 +358,7 @@ _PROJECTION_CAUTION = 0.5
 _MIN_PROJECTION = 0.1
 """Minimum of `estimate_projection`. Gradients are divided by this estimate, so they grow 10 times at most."""
 PROBABILITY_BINS = 8
-"""Number of bins of train log-probs. In a dump without token ids, the bin of a token replaces its id."""
+"""Number of bins of train log-probs. If the dump lacks token ids, the bin of a token replaces its id."""
 
 
 @dataclass(frozen=True)

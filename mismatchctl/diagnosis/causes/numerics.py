@@ -189,7 +189,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
 
 
 def _loudness_growth(case: Case) -> tuple[float, float]:
-    """Return how much log(noise) rises from the middle to the last third of long responses, and its z-score."""
+    """Return the mean rise of log(noise) from the middle to the last third of long responses, and its z-score."""
     long = case.counts >= _CACHE_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
@@ -386,7 +386,7 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
 
 
 _QUANTIZED_SLIGHT_BIAS, _QUANTIZED_MAX_DRIFT, _QUANTIZED_MAX_NOISE = 0.03, 0.6, 0.4
-"""Limits for |mean ratio - 1|, the correlation with policy updates, and `Case.noise`. 4-bit weights stay below them."""
+"""Limits for |mean ratio - 1|, correlation of errors with policy updates, and noise. 4-bit weights stay below them."""
 
 
 def detect_quantized_rollout(case: Case) -> Detection | None:

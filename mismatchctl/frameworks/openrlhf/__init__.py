@@ -31,7 +31,7 @@ _SCHEMES = (
         for gating in _GATINGS
     ),
 )
-"""Options that express TIS, IcePop, seq-mask-tis and trust regions. Their thresholds are added below."""
+"""Options that express TIS, IcePop, seq-mask-tis and trust regions. `OpenRlhf` adds the options for thresholds."""
 
 
 class OpenRlhf(PlainFramework):

@@ -1,4 +1,4 @@
-"""Evaluate corrections that only differ in their bounds: sum the tokens between two bounds, then add up these sums."""
+"""Evaluate corrections that only differ in bounds: add up tokens between neighboring bounds, then combine the sums."""
 
 from __future__ import annotations
 
@@ -375,7 +375,7 @@ def sum_token_table(
 
 
 _MOST_CELLS = 1 << 14
-"""If the rules of a family divide the data into more cells than this, its corrections are evaluated one by one."""
+"""If a family has more cells (combinations of one bin per rule), its corrections are evaluated one by one."""
 
 
 @dataclass(frozen=True)

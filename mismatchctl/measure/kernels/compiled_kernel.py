@@ -23,7 +23,7 @@ search_sequences = CompiledLoop(_LOOPS, "search_sequences")
 _NO_PLACES, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0)
 _NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES, _NO_PLACES)
 _SEARCH_BUFFER_SIZE = 1 << 14
-"""`find_outside` expects at most this number of tokens. If it finds more, it repeats the search with enough memory."""
+"""Number of tokens that `find_outside` can return at first. If it finds more, it searches again with more memory."""
 
 
 def _row_property(name: str, *places: int) -> Any:

@@ -400,7 +400,7 @@ def worst_share(pair: PairSums, tokens: float) -> float:
 
 
 def tail_length(count: int) -> int:
-    """Return how many of the largest of `count` ratios k-hat uses: 20% or 3 sqrt(count), and less than TAIL_VALUES."""
+    """Return how many of `count` ratios k-hat uses: the largest 20%, but at most 3 sqrt(count) and TAIL_VALUES - 1."""
     return min(math.ceil(min(count / 5, 3 * math.sqrt(count))), TAIL_VALUES - 1)
 
 

@@ -335,7 +335,7 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Numbers of experts per layer to try. The largest number is used that never repeats an expert in a layer."""
+"""Possible numbers of experts per layer. The largest is used, unless a layer would then contain an expert twice."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",

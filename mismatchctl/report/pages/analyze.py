@@ -45,7 +45,7 @@ def analyze_screen(
     result: Result, paths: Sequence[str], *, asked: bool = True, page: doc.Document | None = None, following: str = "",
     report: str = "--html report.html",
 ) -> doc.Document:  # fmt: skip
-    """Build the terminal output. `page` adds its sections (option -v). `asked`: the user chose the corrections."""
+    """Build the terminal output. `page` contains the details of -v. `asked`: the user chose the corrections."""
     judged = _judge(result)
     screen = doc.Document(tables.runs_headline(judged, calm_title(judged)))
     if len(judged) > 1:

@@ -321,7 +321,7 @@ def _point_texts(own: StudyRun) -> list[list[str]]:
 
 
 def _config_data(study: Study) -> dict[str, Any]:
-    """Return the configuration of each point in each syntax, as indices into a list of the distinct lines."""
+    """Return the configuration of each point, in each framework's syntax, as indices into a list of distinct lines."""
     lines: dict[str, int] = {}
     loaded = (adapter.load("") for adapter in load_adapters())
     frameworks = [framework for framework in loaded if framework.native(study.correction_at(0))[0]]
