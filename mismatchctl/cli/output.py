@@ -143,7 +143,7 @@ def check_output_paths(
 ) -> None:
     """Check that outputs can be written, and that they only replace files that mismatchctl wrote.
 
-    Of baselines, only the file `baseline` may be replaced. With `force`, any file may be replaced, except an input.
+    The only baseline that may be replaced is `baseline`. With `force`, any file may be replaced, except an input.
     """
     places = [place for place in named if place is not None]
     for place in places:

@@ -219,7 +219,7 @@ class TokenBatch:
         return self.rollout + self.segments.spread(moved) * (current - self.rollout)
 
     def has_log_probs(self, *policies: str) -> Bools:
-        """Flag the sequences in which every token has log-probs of all `policies`."""
+        """Flag the sequences whose tokens all have log-probs of all `policies`."""
         known = np.ones(len(self), np.bool_)
         for policy in policies:
             values = self.log_probs(policy)

@@ -220,7 +220,7 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Names by which columns are found in a file: from `--column` (`rename`), frameworks (`aliases`) and `--by`."""
+    """Names of columns in a file: from `--column` (`rename`), frameworks (`aliases`) and `--by`."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)

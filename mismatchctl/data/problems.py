@@ -142,7 +142,7 @@ class UnequalRow:
 
     @property
     def odd_column(self) -> str:
-        """Return the only column whose list has another length than the rest, or "" if none or several do."""
+        """Return the only column whose list has another length than the rest, or "" if there is not exactly one."""
         common, _ = Counter(list(self.lengths.values())[::-1]).most_common(1)[0]
         odd = [column for column, length in self.lengths.items() if length != common]
         return odd[0] if len(odd) == 1 else ""
@@ -196,7 +196,7 @@ class LengthMismatch:
         return ""
 
     def overlap(self) -> str:
-        """If the two log-prob lists have different lengths, say if they agree from the start or end, or return ""."""
+        """Describe how log-prob lists of different lengths agree, for example from the start, or return ""."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
 
 

@@ -109,7 +109,7 @@ class Case:
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def with_reading(self, side: str, values: Float64s, sequences: Bools) -> Case:
-        """Return a copy in which `values` [T] replace the log-probs of `side`, but only in flagged `sequences` [S]."""
+        """Return a copy. In the flagged `sequences` [S], `values` [T] replace the log-probs of `side`."""
         column = np.where(sequences[self.sequence], values, getattr(self, side))
         return self.with_log_probs(rollout=column) if side == "rollout" else self.with_log_probs(train=column)
 

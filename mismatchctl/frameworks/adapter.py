@@ -319,7 +319,7 @@ def read_metrics(module: str) -> dict[str, tuple[LoggedMetric, ...]]:
 
     A row is `name: [quantity, over, reduction, basis, like, values, when]`, as in LoggedMetric. The last three are
     optional. A name such as `kl_{min,max}` is short for two rows. In these rows, `{}` in the reduction or in `values`
-    stands for `min` or `max`.
+    becomes `min` or `max`.
     """
     from mismatchctl.measure.metrics.metric import Quantity
 

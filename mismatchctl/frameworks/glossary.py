@@ -36,7 +36,7 @@ class RelatedName:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """Where to find a metric's value in a Result: `source` is the part of the Result, `key` the key in it."""
+    """The place of a metric's value in a Result: `source` is the part of the Result, `key` the key in it."""
 
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is mismatchctl's own key.

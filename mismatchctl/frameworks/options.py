@@ -72,7 +72,7 @@ def _replaced(native: Mapping[str, Any], place: Place, inner: Mapping[str, Any])
 
 
 def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield three texts per key: its name, its dotted path and `path=value`. A block has no `path=value`."""
+    """Yield three strings per key: name, dotted path and `path=value`. For a block, omit `path=value`."""
     for key, value in native.items():
         place = f"{above}{_option_name(key)}"
         yield _option_name(key)

@@ -123,7 +123,7 @@ class MetricLogComparison(LogComparison):
 
 
 class Lag(FiniteModel):
-    """How many `steps` later K3 changes than a series of the run's log, such as the reward (negative: earlier).
+    """Delay of K3 behind a series of the run's log, such as the reward, in `steps`. Negative: K3 changes first.
 
     `correlation` is the rank correlation of their changes from step to step, and `compared` the number of these steps.
     `steps` is null if the lag is unknown.
@@ -222,7 +222,7 @@ class OverallMetrics(FiniteModel):
 
 
 class Clusters(FiniteModel):
-    """Table of sums, from which standard errors and comparisons with a baseline are computed.
+    """Table of sums, used to compute standard errors and comparisons with a baseline.
 
     A row is one cluster (such as a prompt) in one group (such as a step). `hashes` identifies the cluster of each row,
     and `groups` is the index of its group. A table that would be too large is `folded`: each row adds up several
@@ -502,7 +502,7 @@ class RunResult(TextView, FiniteModel):
         story: the summary that terminal, report and notebook show (null in a Result that you build, until it is shown).
         logged: for each correction, the metrics that the framework would have logged, with one value per step.
         log: the values of the run's own log (`--against`), with one value per step.
-        order: description of which series (K3, or one of `log`) changed first.
+        order: description of the order in time of the changes of K3 and `log`.
         lags: for each series of the log, how many steps later K3 changes.
         against: for each correction, a comparison of `log` with `logged`.
         against_metrics: a comparison of other metrics in the log, which are not in `logged`.
@@ -672,7 +672,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
         return self._single_run("plot").plot(name)
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a row per overall value: run, correction (null if none), metric, value, se, low, high, status."""
+        """Return a row per overall value: run, correction (or null), metric, value, se, low, high, status."""
         rows = [
             {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
              **interval_bounds(value.interval), "status": value.status}

@@ -108,7 +108,7 @@ class SampleExchange:
 
     @cached_property
     def pairs(self) -> tuple[Hashes, Ints, Ints]:
-        """Return the hashes of clusters that are in both samples, their indices in `new`, and those in `old`."""
+        """Return the hashes of common clusters, their indices in `new`, and their indices in `old`."""
         found: tuple[Hashes, Ints, Ints] = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
         return found
 

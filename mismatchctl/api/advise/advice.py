@@ -190,7 +190,7 @@ def candidate_label(name: str) -> str:
 
 
 def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
-    """Return a sentence that compares the user's own correction with the first correction of the ranking."""
+    """Return a comparison of the user's own correction with the first correction of the ranking."""
     if own.loss_scale < MIN_LOSS_SCALE:
         return f"{own.name} {own.why}"
     if own.ties:

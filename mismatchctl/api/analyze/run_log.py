@@ -310,7 +310,7 @@ def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
 
 
 def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
-    """Describe in which order K3 and the log's health metrics (such as the reward) changed."""
+    """Describe the order of the changes of K3 and of the log's health metrics, such as the reward."""
     changes = [
         ("K3", k3),
         *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
@@ -385,7 +385,7 @@ def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
 
 
 def _correlation_scale(x: Float64s, y: Float64s) -> float:
-    """Return the factor by which autocorrelation increases the variance of a correlation (Bartlett 1946)."""
+    """Return the increase of the variance of a correlation by autocorrelation, as a factor (Bartlett 1946)."""
     most = min(_MAX_LAG, len(x) // 4)
     return max(
         1.0, 1 + 2 * sum(_lagged_correlation(x, x, k) * _lagged_correlation(y, y, k) for k in range(1, most + 1))

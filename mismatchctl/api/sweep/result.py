@@ -170,7 +170,7 @@ class Sweep(View):
         return next(study for study in self.studies if study.name == name)
 
     def reason(self, row: Mapping[str, Any], key: str) -> str:
-        """Return "ok" if the metric `key` has a finite value in this row, or else the reason why it has none."""
+        """Return "ok" if the metric `key` has a finite value in this row, or else the reason why not."""
         value, metric = row[key], self.metrics[key]
         if value is not None and math.isfinite(value):
             return "ok"

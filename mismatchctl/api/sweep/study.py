@@ -83,7 +83,7 @@ class ThresholdAxis:
 
 @dataclass(frozen=True)
 class Study:
-    """A correction of which a sweep varies some fields (`axes`). `points` lists every combination of their values."""
+    """A correction, and its fields that a sweep varies (`axes`). `points` lists every combination of their values."""
 
     correction: Correction
     axes: tuple[ThresholdAxis, ...]

@@ -80,7 +80,7 @@ class ThresholdRule:
     threshold: Callable[[float], float]  # converts a distance, |log(threshold)|, to the threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return the values that are compared with log(threshold), and how many tokens or sequences each stands for."""
+        """Return the values to compare with log(threshold), and the number of tokens or sequences of each value."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
@@ -103,7 +103,7 @@ def _symmetric_rule(level: str, words: str) -> ThresholdRule:
 
 
 def _upper_threshold(distance: float) -> float:
-    """Return the smallest x for which [1/x, x] contains the ratios exp(distance) and exp(-distance)."""
+    """Return the smallest x such that [1/x, x] contains the ratios exp(distance) and exp(-distance)."""
     x = math.exp(distance)
     while math.log(x) < distance or math.log(1 / x) > -distance:
         x = math.nextafter(x, math.inf)

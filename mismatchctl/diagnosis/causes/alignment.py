@@ -108,7 +108,7 @@ _SPAN_MIN_LENGTH, _SPAN_MIN_DENSITY = 6, 0.4
 
 
 def _match_edited_spans(case: Case) -> Detection | None:
-    """Find rows in which the two sides agree, except in one span with very large differences."""
+    """Find rows whose two sides agree, except in one span with very large differences."""
     if case.reshaped or case.filled or not len(case.x) or not 0 < case.noise < 0.1:
         return None
     gross = np.abs(case.x) > max(_EDIT_GROSS_DISTANCE, 12 * case.noise)

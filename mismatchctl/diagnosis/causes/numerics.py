@@ -250,7 +250,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
 
 
 def experts_per_layer(experts: np.ndarray) -> int:
-    """Infer how many experts a layer uses per token: the largest number for which no layer repeats an expert."""
+    """Infer how many experts a layer uses per token: the largest number without a repeated expert in any layer."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, 8 + 1):

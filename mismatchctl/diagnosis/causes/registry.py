@@ -1,4 +1,4 @@
-"""All causes, in the order in which they are tested."""
+"""All causes, in the order of testing."""
 
 from __future__ import annotations
 

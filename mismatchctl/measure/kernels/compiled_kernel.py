@@ -96,7 +96,7 @@ class CompiledKernel(Kernel):
         pair: PairTables,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """See `Kernel.reduce_tokens`. If `pair` has no tables, compute only the sums and maxima per sequence."""
+        """See `Kernel.reduce_tokens`. If `pair` does not contain tables, compute only sums and maxima per sequence."""
         assert isinstance(ratios, CompiledRatios)
         sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
         maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)
