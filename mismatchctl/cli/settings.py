@@ -83,7 +83,7 @@ def _convert_value(value: Any, param: Any, where: str) -> Any:
 
 
 def _find_settings_file() -> tuple[Path | None, dict[str, Any]]:
-    """Find the nearest settings file, in the working directory or a parent folder. Return its path and its tables."""
+    """Return the path and the tables of the nearest settings file, in the working directory or a parent folder."""
     try:
         here = Path.cwd()
     except OSError:  # the working directory was deleted

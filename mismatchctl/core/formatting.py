@@ -56,7 +56,7 @@ def escape_csv(text: str) -> str:
 
 
 def escape_github(text: str, *, of_property: bool = False) -> str:
-    """Escape a message or property of a GitHub workflow command. It then cannot contain another command."""
+    """Escape a message or property of a GitHub workflow command, so that it cannot contain another command."""
     text = escape_terminal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if of_property else text
 

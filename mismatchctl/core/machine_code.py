@@ -1,6 +1,6 @@
-"""Load compiled loops without numba. Their machine code is compiled once per machine and stored on disk.
+"""Load loops as machine code, which is compiled once per machine and stored on disk. This does not load numba.
 
-In comparison, `njit(cache=True)` loads numba, which takes 0.45 s more CPU time and 70 MiB more memory. With numba, an
+For comparison, `njit(cache=True)` loads numba, which takes 0.45 s more CPU time and 70 MiB more memory. With numba, an
 analysis of 3 million tokens takes 1.46 s instead of 0.98 s, and an analysis of 24 million tokens takes 1.83 s instead
 of 1.40 s (one thread, warm cache, median of 5).
 """

@@ -114,7 +114,7 @@ class Dump:
         return any(column in file.columns or column in file.partition for file in self.files)
 
     def select(self, units: Sequence[ReadUnit]) -> Dump:
-        """Return a copy of the dump that contains only `units`. It is small enough to send to other processes."""
+        """Return a copy of the dump with only these `units`. The copy is small enough to send to other processes."""
         part, own = copy.copy(self), tuple(units)
         part.files = tuple({unit.file.index: unit.file for unit in own}.values())
         part.paths = {file.index: file.path for file in part.files}

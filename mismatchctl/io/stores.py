@@ -274,7 +274,7 @@ class ObjectStore(Store):
         return store_error(self.scheme, error, path)
 
     def retry(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run a read operation. Repeat it after a temporary error that the client does not handle."""
+        """Run a read operation, and repeat it after a temporary error that the client does not handle."""
         for attempt in range(1, ATTEMPTS):
             try:
                 return work()

@@ -422,7 +422,7 @@ def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(case: _Case) -> tuple[float, float, float] | None:
-    """Return the limit, and the limits that the two ends of the baseline's 95% interval give instead of its value."""
+    """Return the limit from the baseline's value, and the limits from the low and high end of its 95% interval."""
     check, bound = case.check, case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound

@@ -117,7 +117,7 @@ class Study:
         return self.grid.correction(point)
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """Return one correction per setting of the rule at `path`, and for each point the index of its correction."""
+        """Return one correction per setting of the rule at `path`, and the index of each point's correction."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 

@@ -456,7 +456,7 @@ class _FamilyTable:
 
 @dataclass(frozen=True)
 class ClosedFamily:
-    """Final sums of one group (such as a step) for a family of corrections: normalized, and over all micro-batches."""
+    """Final sums of one group (such as a step) for a family, after normalization, over all micro-batches."""
 
     # name -> column, with a value per point of the grid [1, ...]
     totals: Arrays

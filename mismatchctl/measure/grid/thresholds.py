@@ -264,13 +264,13 @@ class IntervalVariants:
         return narrowed, of if narrowed.variants < self.variants else None, before[:-1]
 
     def sides(self, values: Float64s) -> tuple[Bools, Bools]:
-        """Return two arrays of flags [values, intervals]: the value is below the interval, or above it."""
+        """Return two arrays of flags [values, intervals]: is the value below the interval, and is it above?"""
         bins = self.bin(values)[:, None]
         return bins < self.inside.starts, bins >= self.inside.stops
 
 
 def _exclusive_bound(bound: float) -> float:
-    """Convert an inclusive upper bound to an exclusive bound, and infinity to NaN, which means no bound."""
+    """Return the next number above an inclusive bound, as an exclusive bound. Infinity becomes NaN (no bound)."""
     return np.nan if bound == np.inf else float(np.nextafter(bound, np.inf))
 
 
