@@ -68,7 +68,7 @@ class Column:
 
 @dataclass
 class DocumentPart:
-    """Base class of the parts of a section. `reach` limits its output: EVERYWHERE, TERMINAL_AND_PAGE or PAGE_ONLY."""
+    """Base class of the parts of a section. `reach` selects the outputs: EVERYWHERE, TERMINAL_AND_PAGE or PAGE_ONLY."""
 
     reach: int = field(default=EVERYWHERE, kw_only=True)
 

@@ -22,7 +22,7 @@ from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import TableMetric, find_metric
 
 ANY_CORRECTION = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
-"""Placeholder for the correction that a rule names, to check the name of its metric before a Result is read."""
+"""Placeholder for a rule's correction. With it, the metric of the rule can be checked before a Result is read."""
 
 
 @dataclass(frozen=True)
