@@ -112,7 +112,7 @@ class Integration:
 
 
 def read_integration(name: str) -> Integration:
-    """Read the integration of a framework. Upper case, spaces, - and _ in its name do not matter."""
+    """Read the edits that add recording code to a framework. Upper case, spaces, - and _ in its name do not matter."""
     places = _read_places()
     known = {re.sub("[-_ .]", "", each): each for each in places}
     found = known.get(re.sub("[-_ .]", "", name.lower()))

@@ -233,7 +233,7 @@ def _format_percent(value: float) -> str:
 
 
 def _digits_around_one(value: float) -> int:
-    """Return the number of digits to show near 1. The distance from 1 has two digits: 0.99876 becomes 0.9988."""
+    """Return the number of digits that shows two digits of the distance from 1: 0.99876 needs 4 digits (0.9988)."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS

@@ -130,7 +130,7 @@ class _ByteBudget:
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return the memory and time limits for `size` bytes. Values may exceed `size`, as tensors can share bytes."""
+        """Return limits for reading a file of `size` bytes. Its values may be larger, because tensors share bytes."""
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:

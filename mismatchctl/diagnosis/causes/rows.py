@@ -176,7 +176,7 @@ def _cross_distances(case: Case, candidates: Ints) -> Float64s:
 _CONTEXT_MIN_LENGTH = 24
 _LIKE_WEIGHTS = "Different weights, for example quantized weights, look the same"
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
-"""Minimum ratio of early to late differences. Quantized weights reach 1.4, and one lost prompt token 2 or more."""
+"""Minimum ratio of early to late differences. Quantized weights cause up to 1.4, one lost prompt token 2 or more."""
 
 _TOKENS, _NEAR = 4, 16
 _LARGE, _NEARLY_ALL = 1.0, 0.8

@@ -141,7 +141,7 @@ def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
 ) -> tuple[float, float]:  # fmt: skip
-    """Add to the TOKEN_SUMS (without neighbors) and update TOKEN_MAXIMA. Return the lowest and highest log ratio."""
+    """Add tokens to TOKEN_SUMS (except sums of neighbors) and TOKEN_MAXIMA. Return lowest and highest log ratio."""
     # two loops, because the sums of a loop must fit in 16 registers
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     lowest = highest = x[0]
