@@ -199,7 +199,7 @@ def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iter
 
 
 def _records_mask(native: Mapping[str, Any]) -> bool:
-    """Return True if the engine records the tokens that top-p allows. The trainer can then mask all other tokens."""
+    """Return True if the engine records which tokens top-k or top-p kept. The trainer can then mask all others."""
     return any(
         (_MASK in str(key).replace("-", "_") and value not in (False, None))
         or (isinstance(value, Mapping) and _records_mask(value))

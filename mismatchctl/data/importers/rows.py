@@ -211,7 +211,7 @@ DERIVED = {b"derived": b"hash of the prompt"}
 
 
 def layout_schema(layout: FileLayout) -> pa.Schema:
-    """Return the columns of the imported rows. Lists do not contain nulls, and the NEEDED_COLUMNS are never null."""
+    """Return the Arrow schema of the imported rows. NEEDED_COLUMNS are never null, and lists do not contain nulls."""
     given = {"step", "sequence_id", *layout.columns}
     if layout.prompt and "token_ids" in layout.columns:
         given |= {"prompt_id", "prompt_token_ids"}
