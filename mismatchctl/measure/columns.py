@@ -136,7 +136,7 @@ def _squared_sums(
 
 
 class PairFacts:
-    """Quantities per sequence for a pair of policies, computed from sums over tokens."""
+    """Quantities per sequence for a pair of policies, such as the mean log ratio, computed from sums over tokens."""
 
     def __init__(self, ratios: Ratios, sums: Columns) -> None:
         self.ratios, self.sums = ratios, sums

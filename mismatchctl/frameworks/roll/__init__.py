@@ -124,7 +124,7 @@ class Roll(PlainFramework):
         return float(run.row_means(values).sum() / max((run.lengths > 0).sum(), 1))
 
     def _clipped(self, run: ConfiguredStep, flags: Any, level: str) -> float:
-        """Compute the share of clipped weights. As in ROLL, its numerator includes masked positions and padding."""
+        """Compute the share of clipped weights. As in ROLL, masked positions and padding can count as clipped."""
         if level in ("geometric", "sequence"):
             return float(flags.sum() * run.width / max(run.tokens, 1))
         masked, bound = self._masked(run, level == "token"), run.options["is_weight"]["upper_bound"]
