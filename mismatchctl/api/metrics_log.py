@@ -79,7 +79,7 @@ class LoggedRun:
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
-        """Compare the leading metric with the series `other`, for example: "k3 changes 2 logged steps later"."""
+        """Describe when the leading metric changes relative to `other`: "k3 changes 2 logged steps later"."""
 
         def when(apart: int, unit: str) -> str:
             return f"{abs(apart)} {unit} {'later' if apart > 0 else 'earlier'}" if apart else "in the same step"

@@ -534,7 +534,7 @@ def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
 
 
 def _find_divergence(rows: Sequence[Tensor]) -> int | None:
-    """Return the index of the first row that exceeds all earlier layers of its step by a factor of JUMP_FACTOR."""
+    """Return the index of the first row whose value is above JUMP_FACTOR times all earlier layers of its step."""
     before: float | None = None  # largest value of the earlier layers of this step
     here = 0.0
     place: tuple[int | None, int] | None = None

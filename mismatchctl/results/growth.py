@@ -369,8 +369,8 @@ def check_outliers(
 
     `p99` is the 99th percentile of |log ratio| at each step. `outliers` is the number of tokens at each step whose two
     probabilities differ by more than a factor of 2. If K3 changes much more than `p99`, a few tokens cause its change.
-    As standard errors of K3 do not show that the number of such tokens varies by chance, the change is only reported if
-    a rank test of the steps before and after it is significant too.
+    The number of such tokens varies by chance, which standard errors of K3 do not include. So the change is only
+    reported if a rank test of the steps before and after it is significant too.
     """
     rows = [
         (i, value, high, count)
@@ -482,7 +482,7 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return the completed share of each ramp at each position. Ramps to the last block continue above 1."""
+        """Return the completed share of each ramp at each position. After a ramp to the last block, it exceeds 1."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1

@@ -252,7 +252,7 @@ def linear_statistic(
     lower: bool = False,
     factor: float = 1.0,
 ) -> ExcessStatistic:
-    """Divide the excess of a metric over its limit among the clusters. The parts add up to the excess of a mean.
+    """Divide the excess of a metric over its limit among the clusters. For a mean, the parts add up to the excess.
 
     For other metrics, the parts are a linear approximation, with slopes at the value of each sample. A larger value
     then always gives a larger excess. Metrics of importance weights use slopes at the value of the two samples together

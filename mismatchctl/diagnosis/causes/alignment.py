@@ -549,7 +549,7 @@ def _find_bad_ends(case: Case) -> Bools:
 
 
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
-"""A token is far if its log-probs differ by more than 0.5 nats. In tool output, at least 67% of tokens are far."""
+"""A token is far if its log-probs differ by more than 0.5 nats. In stretches of tool output, at least 67% are far."""
 
 
 def detect_unsampled_tokens(case: Case) -> Detection | None:

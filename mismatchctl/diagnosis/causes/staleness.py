@@ -563,7 +563,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Return slope and z-score of the first on the last variable, given sums of products. Control for the others."""
+    """Regress the first variable on the last (with enough data, on all others too). Return slope and z-score."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])

@@ -39,7 +39,7 @@ class CompiledRatios(Ratios):
 
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
-        """Return TOKEN_SUMS and TOKEN_MAXIMA per sequence. Valid tokens are neighbors despite masked tokens between."""
+        """Return TOKEN_SUMS and TOKEN_MAXIMA per sequence. Valid tokens count as neighbors across masked tokens."""
         first = np.zeros(len(self.segments), np.int64)
         return COMPILED_KERNEL.reduce_tokens(self, None, SequencePlaces(first, first, first), _NO_PAIR)
 

@@ -41,7 +41,7 @@ class StudyRun:
 
     @cached_property
     def usual(self) -> int | None:
-        """Return the index of the point that has the study's own thresholds, if the sweep contains it."""
+        """Return the index of the point that has the study's own thresholds, if the sweep contains them."""
         every = range(len(self.study.points))
         return next((point for point in every if self.study.correction_at(point) == self.study.correction), None)
 
