@@ -1,4 +1,4 @@
-"""Exceptions with exit codes, and functions that word messages for users of Python or of the command line."""
+"""Exceptions with exit codes, and functions that adapt messages to users of Python or of the command line."""
 
 from __future__ import annotations
 

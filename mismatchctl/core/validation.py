@@ -21,7 +21,7 @@ _EXPECTED_VALUES = {
     "bool": "takes true or false", "string": "takes text", "tuple": "takes a list", "list": "takes a list",
     "model": "takes keys and values", "dict": "takes keys and values", "missing": "is missing",
 }  # fmt: skip
-"""Pydantic error type -> what the field expects."""
+"""Maps the type of a pydantic error to a description of the expected value."""
 _SIZE_LIMITS = {
     "string_too_short": "must not be empty", "string_too_long": "may have {max_length} characters at most",
     "too_long": "takes a list of {max_length}",

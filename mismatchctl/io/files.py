@@ -126,7 +126,7 @@ def replace_together() -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> Iterator[Path]:
-    """Yield a temporary path. Move it to `path` after this block (in `replace_together`, later, unless `at_once`)."""
+    """Yield a temporary path, then move it to `path`. With `at_once`, do not wait for the end of `replace_together`."""
     target = path if isinstance(path, NextNumber) else Path(path)
     pending = None if at_once else _pending_moves.get()
     temporary = _new_temporary_file(_shown_target(target))

@@ -309,7 +309,7 @@ class WorstToken(FiniteModel):
 
 
 class WorstSequence(FiniteModel):
-    """A sequence whose log ratios have a sum far from 0."""
+    """One of the sequences whose sum of log ratios is farthest from 0."""
 
     file: str
     row: int

@@ -483,7 +483,7 @@ _ALL_ENVIRONMENTS = "/all/"
 """This part of a name, as in `mismatch_kl/all/mean`, means that the value is the mean over environments."""
 
 LoggedValues = Mapping[str, Sequence[float | None]]
-"""Logged name -> one value per step."""
+"""Maps the logged name of a metric to its value at each step."""
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:

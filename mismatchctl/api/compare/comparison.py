@@ -151,7 +151,7 @@ class Contrast(FiniteModel):
 
 
 class Comparison(View, FiniteModel):
-    """Runs, compared with the first run. `sides` contains all runs, `contrasts` one comparison per other run."""
+    """Several runs. `sides` contains all runs, and `contrasts` compares each of the others with the first run."""
 
     format: int = FORMAT
     tool: str = "mismatchctl"

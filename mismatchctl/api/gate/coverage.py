@@ -263,7 +263,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
 
 
 def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSample, ClusterSample]:
-    """Return the clusters of a run and of its baseline. If only the baseline's are merged, merge the run's too."""
+    """Return the clusters of a run and of its baseline. Merge the run's clusters if the baseline's are merged."""
     sample, other = build_run_sample(run), build_run_sample(accepted)
     if accepted.clusters.folded and not run.clusters.folded and len(other) and int(other.keys.max()) < OVERALL_CAP:
         sample = ClusterSample.merge(sample.keys % np.uint64(OVERALL_CAP), sample.names, sample.sums)

@@ -227,7 +227,7 @@ _MAX_CLUSTERS = 1 << 20
 
 
 class SampleSizePlan(BaseModel):
-    """Number of clusters that a dump needs so that the gate detects a regression, and number that it has (`have`)."""
+    """Number of clusters that a dump needs so that the gate detects a regression, and the number it has (`have`)."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -72,7 +72,7 @@ _DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # |log(threshold)| th
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """A rule with a threshold x, such as "ratio within [1/x, x]". The sweep finds x for a target (1% rejection)."""
+    """A rule with a threshold x, such as "ratio within [1/x, x]". A sweep finds x for a target such as 1% rejection."""
 
     words: str  # description for tables, such as "token weights truncated at x"
     correction: Correction  # a correction that consists of this rule, with any threshold

@@ -469,7 +469,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
 
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
-"""A token is gross if its |log ratio| exceeds 1.2 nats and 30 times the noise, unless 45% of the tokens do."""
+"""A token is gross if its |log ratio| exceeds 1.2 nats and 30 times the noise, and if less than 45% of tokens do."""
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
