@@ -53,7 +53,7 @@ _MODULES = {
     "Verdict": "mismatchctl.api.gate.verdict",
     **dict.fromkeys(("chi2", "ess", "k1", "k2", "k3", "keep", "weights"), "mismatchctl.api.estimators"),
 }
-"""Public name -> its module, for the names that are not defined in `mismatchctl.api.public`."""
+"""Module of each public name, except for names that are defined in `mismatchctl.api.public`."""
 
 
 def _load_renderer() -> "Renderer":

@@ -50,7 +50,7 @@ def escape_markdown(text: str, *, code: bool = False) -> str:
 
 
 def escape_csv(text: str) -> str:
-    """Escape a CSV cell: replace control characters except tabs and line breaks, and prevent formulas."""
+    """Escape a CSV cell: replace control characters except tabs and line breaks, and mark formulas as text."""
     text = re.sub(CSV_CONTROLS, "\N{REPLACEMENT CHARACTER}", text)
     return re.sub(FORMULA_START, r"\1'\2", text)
 

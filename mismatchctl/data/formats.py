@@ -742,7 +742,7 @@ SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
 
 
 def is_dump_file(path: str, store: Store) -> bool:
-    """Return True if a file is Parquet or Arrow by its suffix or its first bytes. Spark and Ray can omit suffixes."""
+    """Return True if a file is Parquet or Arrow by its suffix or first bytes. Spark and Ray can omit the suffix."""
     return path.lower().endswith(SUFFIXES) or store.read_start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
 
 

@@ -414,7 +414,7 @@ _NEEDS_QUOTES = ("\n", "\r", "\x85", "\u2028", "\u2029", "::", "##")
 
 @lru_cache
 def _quotes(text: str) -> str | None:
-    """Return the quotes that a string needs, or `None`. Without them, it would be read as another type or a command."""
+    """Return the quotes that a string needs, or `None`. Without quotes, it may be read as another type or command."""
     try:
         quoted = not isinstance(parse_scalar(text), str)
     except ValueError:

@@ -359,7 +359,7 @@ class LargestValues:
 
 @dataclass(frozen=True)
 class WorstRows:
-    """The WORST_COUNT tokens or sequences with the largest scores. Equal scores are in the order of the dump."""
+    """The WORST_COUNT tokens or sequences with the largest scores. Equal scores keep the order of the dump."""
 
     score: Float64s = field(default_factory=lambda: np.zeros(0))  # |log ratio| of the token or sequence [N], descending
     # index of the file, row in the file, and token position [N, 3]

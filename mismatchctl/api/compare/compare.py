@@ -115,7 +115,7 @@ def _read_sources(
 
 
 def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Give each run a unique name. If two runs have the same name, use their paths. To equal paths, add a number."""
+    """Give each run a unique name. If names are equal, use paths. If paths are equal, add a number."""
     shared, seen = Counter(source.name for source in sources), Counter[str]()
     named = []
     for source in sources:

@@ -20,7 +20,7 @@ with Recorder("dumps/", run="NAME") as recorder:
 
 
 def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
-    """Build the page of a metrics log or, without `whole`, its short terminal output."""
+    """Build the page of a metrics log. Without `whole`, build its short terminal output."""
     judged = {run.name: _judge(run) for run in found.runs}
     made = doc.Document(runs_headline(judged, f"all {len(judged)} runs are healthy", "metrics log"))
     if len(judged) > 1:
