@@ -170,21 +170,22 @@ const endLabels = (marks, y, height) => {
     return Plot.text([row], { x: "x", y: "y", text: "name", dx: 6, dy: at - place(row.y), textAnchor: "start", fill: row.color, fontWeight: 600 });
   });
 };
-// Move a point label that overlaps another label to another side, or remove it. The tooltip shows the name.
+// Move a point label that overlaps another label, or if possible a point, to another side, or remove it. The tooltip shows the name.
 const placeLabels = (svg) => {
   if (!svg.querySelector(".point-label")) return;
   const frame = svg.getBoundingClientRect();
-  const taken = all("text.rule-label, .rule-label text, [data-mark$='tick label'] text", svg).map((text) => text.getBoundingClientRect());
+  const boxes = (selector) => all(selector, svg).map((one) => one.getBoundingClientRect());
+  const [taken, dots] = [boxes("text.rule-label, .rule-label text, [data-mark$='tick label'] text"), boxes("circle")];
   for (const text of all(".point-label text", svg).reverse()) {
-    const free = [[0, 0, "start"], [-16, 0, "end"], [-8, -13, "middle"], [-8, 13, "middle"]].some(([x, y, anchor]) => {
+    const fits = (others) => [[0, 0, "start"], [-16, 0, "end"], [-8, -13, "middle"], [-8, 13, "middle"], [0, -13, "start"], [0, 13, "start"]].some(([x, y, anchor]) => {
       text.setAttribute("x", x);
       text.setAttribute("y", y);
       text.setAttribute("text-anchor", anchor);
       const box = text.getBoundingClientRect();
       if (box.left < frame.left || box.right > frame.right || box.top < frame.top) return false;
-      return !taken.some((other) => box.left < other.right + 2 && box.right > other.left - 2 && box.top < other.bottom - 2 && box.bottom > other.top + 2) && taken.push(box);
+      return !others.some((other) => box.left < other.right + 2 && box.right > other.left - 2 && box.top < other.bottom - 2 && box.bottom > other.top + 2) && taken.push(box);
     });
-    if (!free) text.remove();
+    if (!fits([...taken, ...dots]) && !fits(taken)) text.remove();
   }
 };
 const legend = (marks) => {

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import mismatchctl as mm
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.frameworks.registry import find_preset, load_presets
 from mismatchctl.report.figures.figure import (
@@ -285,6 +286,15 @@ def test_presets_and_their_pareto_front_are_drawn() -> None:
     assert not any(
         a <= x and b <= y and (a, b) != (x, y) for x, y in zip(front.x, front.y, strict=True) for a, b in shown
     )
+
+
+def test_corrections_at_the_same_point_share_a_label() -> None:
+    dump = [{"rollout_log_probs": [-1.0, -2.0, -3.0 - row], "train_log_probs": [-1.1, -1.9, -3.0]} for row in range(8)]
+    names = ["none", "token_tis", "seq_is", {"name": "rejects", "gates": [{"keep": [0.5, 1.5]}]}]
+    run = mm.analyze({name: [row[name] for row in dump] for name in dump[0]}, corrections=names).runs
+    figure = corrections_figure(run, "corrections")
+    assert figure is not None
+    assert figure.marks[-1].labels == ["none, token_tis and 1 more", "rejects"]
 
 
 def test_labels_and_legends_do_not_overlap_in_drawn_figures() -> None:

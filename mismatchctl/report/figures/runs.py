@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mismatchctl.core.formatting import format_label, shorten
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
@@ -162,12 +163,13 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
     alone, crowded = len(runs) == 1, False
     marks = [_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED)] if front else []
     for place, (run, result) in enumerate(runs.items()):
-        found = [
-            (shorten(key, fig.MAX_NAME), share.value, *fig.interval_of(k3.value, k3.se, k3.interval, log=True))
-            for key, values in result.overall.corrections.items()
-            if (share := values.get("rejected_tokens", NOT_RECORDED)).value is not None
-            and ((k3 := values.get("k3_kept", NOT_RECORDED)).value or 0) > 0
-        ]
+        places: dict[tuple[Any, ...], list[str]] = {}
+        for key, values in result.overall.corrections.items():
+            share, k3 = (values.get(metric, NOT_RECORDED) for metric in ("rejected_tokens", "k3_kept"))
+            if share.value is not None and (k3.value or 0) > 0:
+                point = (share.value, *fig.interval_of(k3.value, k3.se, k3.interval, log=True))
+                places.setdefault(point, []).append(shorten(key, fig.MAX_NAME))
+        found = [(_join_names(names), *point) for point, names in places.items()]
         label, index, of = ("corrections", None, "") if alone else (shorten(run, 24), place, f", {shorten(run, 24)}")
         if len(runs) <= MAX_PRESET_RUNS and (own := _preset_points(result)):
             crowded = True
@@ -204,8 +206,12 @@ def _preset_points(run: RunResult) -> list[_Point]:
     for name, point in run.presets.items():
         if point.k3_kept:
             names.setdefault((point.rejected_tokens, point.k3_kept), []).append(name)
-    more = {point: f" and {len(own) - 2} more" if len(own) > 2 else "" for point, own in names.items()}
-    return [(*point, f"{', '.join(own[:2])}{more[point]}") for point, own in names.items()]
+    return [(*point, _join_names(own)) for point, own in names.items()]
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Return the label of corrections at the same point."""
+    return f"{', '.join(names[:2])}{f' and {len(names) - 2} more' if len(names) > 2 else ''}"
 
 
 def _pareto_front(points: Iterable[_Point]) -> list[_Point]:
