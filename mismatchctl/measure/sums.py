@@ -133,27 +133,39 @@ class ClusterTable:
         if first.all():  # the transposed copies keep each column contiguous in memory
             sums, maxima = sums.T.take(order, axis=1).T, maxima.T.take(order, axis=1).T
         else:
-            starts = np.flatnonzero(first)
-            sums = np.add.reduceat(sums[order], starts, axis=0)
-            maxima = np.maximum.reduceat(maxima[order], starts, axis=0)
+            place = np.empty(len(order), np.int64)
+            place[order] = np.cumsum(first) - 1
+            sums = np.stack([np.bincount(place, column) for column in sums.T]).T
+            maxima = np.maximum.reduceat(maxima[order], np.flatnonzero(first), axis=0)
         firsts = order[first]
         return cls(clusters[firsts], scopes[firsts], sums, maxima, is_folded)
 
     @classmethod
-    def combine(cls, tables: Sequence[ClusterTable], scopes: Hashes | None = None) -> ClusterTable:
-        """Concatenate tables, and add up rows with equal cluster and scope. `scopes` replaces the scopes of rows."""
+    def combine(
+        cls, tables: Sequence[ClusterTable], scopes: Hashes | None = None, cap: int = 0, *, by_prompt: bool = False
+    ) -> ClusterTable:
+        """Concatenate tables, and add up rows with equal cluster and scope. `scopes` replaces the scopes of rows.
+
+        If more than `cap` rows remain (0: no limit), call `fold_across_scopes`.
+        """
         clusters, own, sums, maxima = (
             np.concatenate([getattr(table, name) for table in tables])
             for name in ("clusters", "scopes", "sums", "maxima")
         )
-        folded = any(table.is_folded for table in tables)
-        return cls.from_rows(clusters, own if scopes is None else scopes, sums, maxima, folded)
+        scopes = own if scopes is None else scopes
+        if cap and len(clusters) > cap and len(np.unique(mix_hashes(clusters, scopes))) > cap:
+            return cls(clusters, scopes, sums, maxima).fold_across_scopes(cap, by_prompt=by_prompt)
+        return cls.from_rows(clusters, scopes, sums, maxima, any(table.is_folded for table in tables))
 
     def __add__(self, other: ClusterTable) -> ClusterTable:
         return ClusterTable.combine([self, other])
 
     def __len__(self) -> int:
         return len(self.clusters)
+
+    @property
+    def has_scopes(self) -> bool:
+        return not len(self) or bool(self.scopes.any())
 
     def fold(self, cap: int) -> ClusterTable:
         """Return a table with at most `cap` clusters. In a larger table, merge clusters with equal `hash % cap`."""
@@ -171,6 +183,8 @@ class ClusterTable:
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
         """Merge rows to at most `cap` rows, by a hash of cluster and scope (with `by_prompt`, of the cluster only)."""
+        if not self.has_scopes:
+            return self
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.from_rows(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 

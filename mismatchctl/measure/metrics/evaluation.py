@@ -128,12 +128,13 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
     return CellSums(made, cell.pairs)
 
 
-def merge_groups(cells: Sequence[CellSums], salts: Hashes) -> CellSums:
+def merge_groups(cells: Sequence[CellSums], salts: Hashes, plan: MeasurePlan) -> CellSums:
     """Combine the sums of several steps. A cluster keeps one row per step, because `salts` (step hashes) mark them."""
     tables = [cell.table for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell.pairs)
     pairs = {name: PairSums.combine([cell.pairs[name] for cell in cells if name in cell.pairs]) for name in names}
-    return CellSums(ClusterTable.combine(tables, np.repeat(salts, [len(table) for table in tables])), pairs)
+    scopes = np.repeat(salts, [len(table) for table in tables])
+    return CellSums(ClusterTable.combine(tables, scopes, plan.max_clusters, by_prompt=plan.by_prompt), pairs)
 
 
 def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
@@ -525,10 +526,11 @@ class Accumulator(GroupMerger[CellSums]):
         if plan.by_prompt:
             prompts = totals.prompts.setdefault(key, PromptCounter())
             cells = [self._count_prompts(cell, prompts) for cell in cells]
-        merged = merge_groups(cells, salts)
+        merged = merge_groups(cells, salts, plan)
         if (total := totals.closed.get(key)) is not None:
-            # If the table is folded, fold the new rows too, so that the rows of a cluster are added up.
-            merged = total + (merged if total.table.scopes.any() else merged.fold_across_scopes(cap, plan.by_prompt))
+            if not (total.table.has_scopes and merged.table.has_scopes):  # fold both, so that equal clusters are added
+                total, merged = (cell.fold_across_scopes(cap, plan.by_prompt) for cell in (total, merged))
+            merged = total + merged
         too_large = len(merged.table) > cap
         totals.closed[key] = merged.fold_across_scopes(cap, plan.by_prompt) if too_large else merged
 
