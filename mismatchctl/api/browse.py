@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.api.scan import OPTIONAL_COLUMNS, find_trims
-from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
+from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch, experts_per_layer
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import CorrectedBlock, apply_correction
 from mismatchctl.corrections.model import Correction
@@ -22,7 +22,6 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import BadDataPolicy, Dump, open_dump
 from mismatchctl.data.tokenizer import Vocabulary, load_vocabulary
-from mismatchctl.diagnosis.causes.numerics import experts_per_layer
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.results.model import Result

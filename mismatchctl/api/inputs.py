@@ -162,10 +162,10 @@ def _convert_to_arrow(source: object) -> pa.Table | None:
         odd = next((name for name, kind in source.schema.items() if kind == pl.Object), None)
         if odd is not None:
             raise ConfigError(f"column {odd}: expected numbers, strings or lists, found Python objects")
-        for name, kind in source.schema.items():
-            if "Int128" in str(kind):  # or UInt128, which older versions of polars lack
-                if kind.is_nested():
-                    raise ConfigError(f"column {name}: expected integers of at most 64 bits, found {kind}")
+        for name, dtype in source.schema.items():
+            if "Int128" in str(dtype):  # or UInt128, which older versions of polars lack
+                if dtype.is_nested():
+                    raise ConfigError(f"column {name}: expected integers of at most 64 bits, found {dtype}")
                 source = source.with_columns(pl.col(name).cast(pl.String))
         return source.to_arrow(compat_level=pl.CompatLevel.oldest())
     if isinstance(source, pa.Table):

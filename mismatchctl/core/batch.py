@@ -269,3 +269,15 @@ class TokenBatch:
         """Split the batch into blocks that fit into the CPU cache. Yield (index of the first sequence, block)."""
         for start, stop in self.segments.blocks(tokens, sequences):
             yield start, self.sequences(start, stop)
+
+
+def experts_per_layer(experts: np.ndarray) -> int:
+    """Infer how many experts a layer uses per token: the largest number without a repeated expert in any layer."""
+    some = experts[:: max(1, len(experts) // 512)]
+    best = 1
+    for width in range(2, 8 + 1):
+        if experts.shape[1] % width == 0:
+            groups = np.sort(some.reshape(-1, width), axis=1)
+            if (np.diff(groups, axis=1) != 0).all():
+                best = width
+    return best

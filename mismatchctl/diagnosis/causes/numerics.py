@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from mismatchctl.core.batch import Bools
+from mismatchctl.core.batch import Bools, experts_per_layer
 from mismatchctl.core.formatting import format_count
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.diagnosis.case import BFLOAT16_NOISE, FLOAT32_NOISE, UNRELATED_CORRELATION, Case, cached_on_case
@@ -247,18 +247,6 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
         },
         examples=case.find_loudest(case.counts > 0, case.sums(flipped * case.k3)),
     )
-
-
-def experts_per_layer(experts: np.ndarray) -> int:
-    """Infer how many experts a layer uses per token: the largest number without a repeated expert in any layer."""
-    some = experts[:: max(1, len(experts) // 512)]
-    best = 1
-    for width in range(2, 8 + 1):
-        if experts.shape[1] % width == 0:
-            groups = np.sort(some.reshape(-1, width), axis=1)
-            if (np.diff(groups, axis=1) != 0).all():
-                best = width
-    return best
 
 
 def _match_tails(case: Case) -> Detection | None:

@@ -177,7 +177,7 @@ def _usual_note(sweep: api.Sweep) -> doc.Note | None:
 
 
 def _paste_lines(ranked: Sequence[Correction]) -> doc.Code | None:
-    """Return the configuration of the best correction that the first framework (verl) supports. Round its bounds."""
+    """Return the configuration of the best correction that the first framework supports. Round its bounds."""
 
     def rounded(match: re.Match[str]) -> str:
         value = float(match[0])  # near 1, round the distance from 1
