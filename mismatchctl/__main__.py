@@ -13,7 +13,7 @@ from mismatchctl.errors import EXIT_INTERRUPTED
 from mismatchctl.io.process import end_on_signal, install_handlers, signal_exit_code
 
 COLLECT_AFTER = 300_000
-"""Number of new objects after which Python collects garbage. Imports create fewer, so no collection slows them."""
+"""Python collects garbage when there are this many new objects. Imports create fewer, so no collection slows them."""
 
 
 class _PandasBlocker:

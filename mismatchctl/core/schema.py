@@ -32,7 +32,7 @@ class ColumnKind(Enum):
 
 
 NESTED_KINDS = (ColumnKind.EXPERTS, ColumnKind.TOP_IDS, ColumnKind.TOP_LOG_PROBS)
-"""Kinds of columns in which each token has a list. All lists of a column have the same length."""
+"""Kinds of columns that contain a list per token. All lists of a column have the same length."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ VERSION_COLUMNS: tuple[str, ...] = ("rollout_version", "train_version")
 TURN_COLUMN = "turn"
 """Column with the turn number of each token. It is only read for `--by turn`."""
 REFERENCE_COLUMN = "reference_log_probs"
-"""Column with log-probs of a third scorer, which is neither the rollout engine nor the trainer."""
+"""Column with log-probs of a third scorer (not the rollout engine, and not the trainer)."""
 PARTIAL_COLUMNS: tuple[str, ...] = (
     "ref_log_probs",
     REFERENCE_COLUMN,

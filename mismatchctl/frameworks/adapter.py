@@ -273,7 +273,7 @@ class ReplayOptions:
 
 
 CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
-"""The condition under which a framework's nearest rule gives other results, as text. Real dumps do not meet it."""
+"""If this condition (a text) is true, the framework's nearest rule gives other results. Real dumps do not meet it."""
 REPLAY_DEFAULTS = ReplayOptions()
 
 
@@ -344,8 +344,8 @@ def read_metrics(module: str) -> dict[str, tuple[LoggedMetric, ...]]:
 class Framework(ABC):
     """One framework at one version."""
 
-    name: str  # the part before the @ in `verl@2026-08`
-    version: str  # the part after the @ in `verl@2026-08`
+    name: str  # the part before the @ in `NAME@2026-08`
+    version: str  # the part after the @ in `NAME@2026-08`
     block: tuple[str, ...] = ()  # path of the keys to the correction in a full configuration
     reads_yaml_1_1: bool = False  # True: PyYAML (reads 1e-4 as a string). False: OmegaConf (resolves `${a.b}`)
     log_step_offset: int = 0  # step at which a batch is logged, minus the step at which it was generated
@@ -370,7 +370,7 @@ class Framework(ABC):
         return [before if dated else f"{asked} is not known, so it is read as {self.title}"]
 
     def as_it(self, reason: str) -> str:
-        """Write "it" for the framework in a reason such as "trl@2026-08 has no such rule"."""
+        """Write "it" for the framework in a reason such as "NAME@VERSION: it does not have this rule"."""
         return re.sub(rf"(?<![\w-]){re.escape(self.name)}(@[\w.-]+)? (?=has|refuses)", "it ", reason)
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -437,7 +437,7 @@ class Framework(ABC):
 class CodeVersion:
     """One version of a framework's code."""
 
-    name: str  # the part after the @ in `verl@2026-08`: a date or a release
+    name: str  # the part after the @ in `NAME@2026-08`: a date or a release
     date: str  # year-month-day of the commit, or year-month
     commit: str = ""  # commit of the repository. Empty if it is unknown.
     words: Sequence[str] = ()  # other names
@@ -483,7 +483,7 @@ def find_dated_version(framework: str, versions: Sequence[Version], word: str) -
 class Adapter:
     """All code for one framework: its versions, configurations and dump files."""
 
-    name: str  # the part before the @ in `verl@2026-08`
+    name: str  # the part before the @ in `NAME@2026-08`
     versions: tuple[str, ...]  # versions of its code, newest first
     load: Callable[[str], Framework]  # returns the framework at a version ("": default version)
     recognize: Callable[[Mapping[str, Any]], str | None]  # returns the version ("": any), or None for another framework

@@ -25,7 +25,7 @@ from mismatchctl.io import __version__
 from mismatchctl.io.process import defer_signals, raise_if_received, register_cleanup
 
 _STALE_SECONDS = 24 * 3600.0
-"""Age after which a temporary file of another machine is deleted."""
+"""A temporary file of another machine is deleted if it is older than this."""
 _MARK_PATTERN = re.compile(r"\.?mismatchctl-([0-9a-f]{8})-(\d+)-[0-9a-f]{12}(?:\.tmp)?")
 _own_folders: set[Path] = set()
 
@@ -244,7 +244,7 @@ register_cleanup(_remove_own_folders)
 TOOL_NAME = f"mismatchctl {__version__}"
 """Signature that the tool writes into figures and text pages, so that `is_own_output` recognizes them."""
 PARQUET_METADATA = {"mismatchctl": __version__}
-"""Metadata in the footers of our Parquet files, by which `is_own_output` recognizes them."""
+"""Metadata in the footers of our Parquet files. `is_own_output` recognizes the files by it."""
 CAPTIONS_FILE = "captions.md"
 """List of the figures and CSV files in a folder. It shows that mismatchctl wrote the CSV files."""
 _PREFIX_BYTES = 4096

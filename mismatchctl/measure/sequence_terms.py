@@ -11,18 +11,20 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.core.machine_code import CompiledLoop, compiled_loops_in_use
-from mismatchctl.measure.sums import Hashes, mix_hashes
+from mismatchctl.measure.sums import (
+    CONTENT_BOUND,
+    CONTENT_PROBES,
+    CONTENT_STEPS,
+    MIN_INFORMATIVE,
+    MOST_SURPRISED,
+    ROW_PROBES,
+    Hashes,
+    mix_hashes,
+)
 
 scan_sequences = CompiledLoop("mismatchctl.measure.kernels.loops", "scan_sequences")
 LEVEL_CAP = 1.0
 """In a sequence's sum of |log ratio|, a token with a larger value counts as this value."""
-ROW_PROBES, CONTENT_PROBES = 8, 16
-"""Number of tokens per sequence whose log-probs `hash_rows` and `hash_contents` read."""
-CONTENT_BOUND, CONTENT_STEPS, MIN_INFORMATIVE = 1e4, 128.0, 6
-"""`hash_contents` clips log-probs to +-CONTENT_BOUND. If at least MIN_INFORMATIVE of the rollout's log-probs are not
-close to 0, it rounds log-probs to 1 / CONTENT_STEPS nats, so that copies with other rounding have the same hash."""
-MOST_SURPRISED = -50.0
-"""Lowest log-prob of a token that counts in the surprise of a sequence."""
 _PIECE_TOKENS = 1 << 17
 _PIECE_SEQUENCES = 1 << 11
 """Number of sequences to hash in one numpy call, so that their log-probs fit in the CPU cache."""

@@ -37,6 +37,13 @@ OVERALL_CAP = 1024
 """Maximum number of rows in a run's cluster table (one row per cluster and step). If there are more, merge rows."""
 DETAILED_CAP = 1 << 14
 """Maximum number of rows if `MeasurePlan.every_cluster` is set, as in `gate` and `compare`."""
+ROW_PROBES, CONTENT_PROBES = 8, 16
+"""Number of tokens per sequence whose log-probs `hash_rows` and `hash_contents` read."""
+CONTENT_BOUND, CONTENT_STEPS, MIN_INFORMATIVE = 1e4, 128.0, 6
+"""`hash_contents` clips log-probs to +-CONTENT_BOUND. If at least MIN_INFORMATIVE of the rollout's log-probs are not
+close to 0, it rounds log-probs to 1 / CONTENT_STEPS nats, so that copies with other rounding have the same hash."""
+MOST_SURPRISED = -50.0
+"""Lowest log-prob of a token that counts in the surprise of a sequence."""
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:

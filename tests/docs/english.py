@@ -26,7 +26,7 @@ PHRASES = re.compile(
             r"\b(so many|so much|so large|so long|so far|as many|as much|so often)\b",
             r"\b(tells?|told|says?|said|speaks?|spoken|spells?|spelt)\b",
             r"\b(held against|told apart|taken for|put together|at hand|in place of|of its own|made of|comes? to)\b",
-            r"\b([Nn]othing|[Nn]obody|[Nn]one|[Ss]omebody|[Aa]nybody|[Ee]verybody)\b",
+            r"\b([Nn]othing|[Nn]obody|none|None of|[Ss]omebody|[Aa]nybody|[Ee]verybody)\b",
             r"\b([Tt]hat of|[Tt]hose (of|that|which|in)|[Tt]he one that|[Tt]he ones|[Oo]nes? that)\b",
             r"\b(texts|words|sentences?)\b",
             r"(^Of |; of |: of |\. Of )",

@@ -1,4 +1,4 @@
-"""Result classes of `advise`, and functions that describe the advice in words."""
+"""Result classes of `advise`, and functions that describe the advice."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ MIN_LOSS_SCALE = 0.5
 
 
 MIN_SHOWN_GAIN = 1e-3
-"""If the absolute gain of a correction is smaller, the text says "the same gradient error"."""
+"""If the absolute gain of a correction is smaller, the text is "the same gradient error"."""
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:

@@ -16,7 +16,7 @@ from mismatchctl.io.scripts import PythonCall
 
 _LOSS_KEYS = ("loss_fn", "loss_fn_config")
 _REQUIRED_KEYS = {"model_name", "log_path", "dataset_builder", "max_tokens"}
-"""Required keys of `train.Config`. A call of `Config` with none of them is a call of another class of that name."""
+"""Required keys of `train.Config`. A call of `Config` without any of them is a call of another class of that name."""
 _CLIP_RANGES = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 

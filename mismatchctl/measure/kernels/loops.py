@@ -34,7 +34,7 @@ from mismatchctl.core.compiler import (
 from mismatchctl.core.ratios import INTERVALS, LOG_RATIO_BOUND
 from mismatchctl.measure.columns import TOKEN_SUMS
 from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS
-from mismatchctl.measure.sequence_terms import (
+from mismatchctl.measure.sums import (
     CONTENT_BOUND,
     CONTENT_PROBES,
     CONTENT_STEPS,
