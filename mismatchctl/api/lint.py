@@ -107,7 +107,7 @@ def _measure_findings(
     tried = [now, *(gate for _, gate in alone), together]
     for run, measured in analyze(dumps, tried, rename=rename, findings=False).runs.items():
         if changes_loss_scale(measured, now.name):
-            scale = measured.overall.corrections[now.name]["loss_scale"].value
+            scale = measured.overall.corrections[now.name]["loss_scale"].value or 0.0
             consequence = (
                 f"{run}: the correction multiplies the loss by {short_number(scale)}, which changes the learning rate"
             )

@@ -370,8 +370,8 @@ class Framework(ABC):
         return [before if dated else f"{asked} is not known, so it is read as {self.title}"]
 
     def as_it(self, reason: str) -> str:
-        """Write "it" for the framework in a reason such as "NAME@VERSION: it does not have this rule"."""
-        return re.sub(rf"(?<![\w-]){re.escape(self.name)}(@[\w.-]+)? (?=has|refuses)", "it ", reason)
+        """Write "it" for the framework in a reason such as "NAME@VERSION has no such rule"."""
+        return re.sub(rf"(?<![\w-]){re.escape(self.name)}(@[\w.-]+)? (?=has|reads|refuses)", "it ", reason)
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Merge the files that a configuration refers to, and return the names of missing files."""

@@ -160,6 +160,8 @@ SLIME = [
     (mis(veto="0"), "error", "rs_veto_threshold", ["no effect"]),
     (mis(tis_upper="1.0e+9"), "warning", "tis_upper_bound", ["exp(20)"]),
     (mis(rs_upper="1.0e+9"), "warning", "rs_upper_bound", ["never exceeds 4.85e8"]),
+    (mis().replace("rs_level: token", "rs_level: tok"), "error", "rs_level", ["Invalid level: tok"]),
+    (mis("eps_clip_c: 0.5"), "error", "eps_clip_c", ["clip_ratio_c"]),
     (mis(rs_lower="1.5"), "error", "rs_upper_bound", ["two policies agree"]),
     (mis(rs_lower="6.0"), "error", "rs_lower_bound", ["asserts"]),
     (mis(), "info", "use_tis", ["--get-mismatch-metrics"]),

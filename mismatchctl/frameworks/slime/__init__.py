@@ -41,6 +41,7 @@ from mismatchctl.frameworks.slime.arguments import (
     MIS_FIELDS,
     NUMBER_FIELDS,
     OLD_KEYS,
+    ArgumentError,
     Arguments,
     SlimeVersion,
     find_unread_keys,
@@ -148,9 +149,8 @@ def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
     given, gates = written.given, written.correction.gates if isinstance(written.correction, Correction) else ()
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
-        name = find_named_key(message.partition(": ")[0], _ARGUMENT_NAMES) or find_named_key(message, _ARGUMENT_NAMES)
-        if "tis_batch_normalize" in message and "geometric" in message:
-            name = "tis_batch_normalize"
+        refused = written.correction
+        name = refused.argument if isinstance(refused, ArgumentError) else find_named_key(message, _ARGUMENT_NAMES)
         trap = "refused_normalization" if name == "tis_batch_normalize" else "refused"
         yield written.trap(trap, name, message=message)
     if given.get("true_on_policy_mode"):

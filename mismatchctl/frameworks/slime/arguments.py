@@ -187,6 +187,14 @@ NUMBER_FIELDS = {name for name, kind in _FIELDS.items() if kind.startswith("floa
 _NON_NULL_KEYS = {name for name, kind in _FIELDS.items() if kind in ("bool", "float")}
 
 
+class ArgumentError(ConfigError):
+    """A value that slime refuses. `argument` is the argument to change."""
+
+    def __init__(self, message: str, argument: str = "") -> None:
+        super().__init__(message)
+        self.argument = argument
+
+
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Arguments:
     """Read the keys of mis.yaml and the command-line flags in `native`. Ignore other keys, as slime does."""
     for (key,), hint in find_unread_keys(native, version):
@@ -207,31 +215,31 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Argument
     found = Arguments(**{key: value for key, value in known.items() if value is not None or key not in _NON_NULL_KEYS})
     if found.function == "mis":
         _refuse_missing(missing)
-    for refusal in _list_refusals(found):
-        raise ConfigError(refusal)
+    for argument, refusal in _list_refusals(found):
+        raise ArgumentError(refusal, argument)
     if found.rejects and found.tis_mode == "mask" and version.name in ("v0.2.0", "v0.2.1"):
-        raise ConfigError(
+        raise ArgumentError(
             "slime before 2025-12-21 does not support tis_mode: mask with use_rs, and stops with 'list index out "
-            "of range'. Use only one of the two options, or update slime"
-        )
+            "of range'. Use only one of the two options, or update slime", "tis_mode",
+        )  # fmt: skip
     return found
 
 
 def _refuse_missing(missing: list[str]) -> None:
     if missing:
-        raise ConfigError(
+        raise ArgumentError(
             f"mis.py would stop with an AttributeError at {missing[0]!r}: mis.py has no defaults. "
-            f"Set {', '.join(missing)}"
-        )
+            f"Set {', '.join(missing)}", missing[0],
+        )  # fmt: skip
 
 
 def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_missing([key for key in OLD_KEYS if key not in named])
     if named["mis_lower_bound"] is None:
-        raise ConfigError(
+        raise ArgumentError(
             "mis_lower_bound is null: slime would stop with a TypeError, because compute_mis_weights returns a number "
-            "that slime cannot unpack. Set mis_lower_bound"
-        )
+            "that slime cannot unpack. Set mis_lower_bound", "mis_lower_bound",
+        )  # fmt: skip
     made = {OLD_KEYS.get(key, key): value for key, value in named.items()}
     return {"use_tis": True, "use_rs": False, "tis_batch_normalize": False} | made
 
@@ -303,69 +311,85 @@ def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | No
         return ICEPOP_PATH
     if "mis" in function:
         return MIS_PATH
-    raise ConfigError(f"custom_tis_function_path {given}: only mis.py and icepop_function are supported")
+    key = "custom_tis_function_path"
+    raise ArgumentError(f"{key} {given}: only mis.py and icepop_function are supported", key)
 
 
 def _check_value(key: str, value: Any) -> Any:
     """Check the value of an argument, and convert numbers to float."""
     if key in _FLAG_FIELDS:
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{key} must be true or false, not {value!r}")
+            raise ArgumentError(f"{key} must be true or false, not {value!r}", key)
     elif key in NUMBER_FIELDS and value is not None:
         if isinstance(value, str):
             write = ": YAML reads 1e-4 as text, write 1.0e-4" if is_text_of_number(value) else ""
-            raise ConfigError(f"{key} is the string {value!r}, which torch does not read as a number{write}")
+            raise ArgumentError(f"{key} is the string {value!r}, which torch does not read as a number{write}", key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{key} must be a number, not {value!r}")
+            raise ArgumentError(f"{key} must be a number, not {value!r}", key)
         return float(value)
     elif key == "advantage_estimator" and isinstance(value, str) and not find_similar(value, _CHOICES[key]):
         return value  # an estimator that a fork of slime may add
     elif key in ("advantage_estimator", "kl_loss_type") and value not in _CHOICES[key]:
-        raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _CHOICES[key])}")
+        raise ArgumentError(f"invalid choice {value!r} for {key}{suggestion(str(value), _CHOICES[key])}", key)
     return value
 
 
-def _list_refusals(given: Arguments) -> Iterator[str]:
-    """Yield the errors that slime's argument parser and mis.py would raise."""
+def _list_refusals(given: Arguments) -> Iterator[tuple[str, str]]:
+    """Yield (argument to change, error) for each error that slime's argument parser and mis.py would raise."""
     if given.function == "vanilla" and given.get_mismatch_metrics:
-        yield "get_mismatch_metrics needs custom_tis_function_path: the built-in function does not measure the mismatch"
+        key = "custom_tis_function_path"
+        yield key, f"get_mismatch_metrics needs {key}: the built-in function does not measure the mismatch"
     if given.function == "vanilla" and given.use_rollout_logprobs:
         yield (
-            "use_rollout_logprobs and use_tis cannot be set at the same time: with the rollout's "
-            "log-probs as anchor there is nothing left to correct"
+            "use_rollout_logprobs",
+            (
+                "use_rollout_logprobs and use_tis cannot be set at the same time: with the rollout's "
+                "log-probs as anchor there is nothing left to correct"
+            ),
         )
     if given.eps_clip_c is not None and given.eps_clip_c <= 1:
         yield (
-            f"The lower bound of the clip_ratio_c for dual-clip PPO should be greater than 1.0, "
-            f"but get the value: {given.eps_clip_c}."
+            "eps_clip_c",
+            (
+                f"The lower bound of the clip_ratio_c for dual-clip PPO should be greater than 1.0, "
+                f"but get the value: {given.eps_clip_c}."
+            ),
         )
     if given.function != "mis" or not given.use_tis:
         return
     if given.tis_upper_bound is None and given.tis_lower_bound is None:
         yield (
-            "unsupported operand type(s) for /: 'float' and 'NoneType': mis.py would stop with this error, "
-            "because tis_lower_bound falls back to 1 / tis_upper_bound, and that is null"
+            "tis_lower_bound",
+            (
+                "unsupported operand type(s) for /: 'float' and 'NoneType': mis.py would stop with this error, "
+                "because tis_lower_bound falls back to 1 / tis_upper_bound, and that is null"
+            ),
         )
     if given.tis_upper_bound is None:
-        yield "tis_upper_bound is null: mis.py asserts that this value is given"
+        yield "tis_upper_bound", "tis_upper_bound is null: mis.py asserts that this value is given"
     if not given.tis_upper_bound and given.tis_lower_bound is None:
-        yield "float division by zero: mis.py would stop, as tis_lower_bound falls back to 1 / tis_upper_bound = 1 / 0"
+        fallback = "tis_lower_bound falls back to 1 / tis_upper_bound = 1 / 0"
+        yield "tis_lower_bound", f"float division by zero: mis.py would stop, as {fallback}"
     levels, modes = _CHOICES["level"], _CHOICES["tis_mode"]
-    for level in (given.tis_level, *([given.rs_level] if given.use_rs else [])):
-        if level not in levels:
-            yield f"Invalid level: {level}{suggestion(str(level), levels)}"
+    for name in ("tis_level", *(["rs_level"] if given.use_rs else [])):
+        if (level := getattr(given, name)) not in levels:
+            yield name, f"Invalid level: {level}{suggestion(str(level), levels)}"
     if given.tis_mode not in modes:
-        yield f"Unsupported tis_mode: {given.tis_mode}{suggestion(str(given.tis_mode), modes)}"
+        yield "tis_mode", f"Unsupported tis_mode: {given.tis_mode}{suggestion(str(given.tis_mode), modes)}"
     checked = ([("tis", given.tis_bounds)] if given.tis_mode != "truncate" else []) + (
         [("rs", given.rs_bounds)] if given.use_rs else []
     )
     for name, (low, high) in checked:
         if not low < high:
-            yield f"{name}_lower_bound {low:g} must be below {name}_upper_bound {high:g} (mis.py asserts it)"
+            key = f"{name}_lower_bound"
+            yield key, f"{key} {low:g} must be below {name}_upper_bound {high:g} (mis.py asserts it)"
     if given.tis_batch_normalize and given.tis_level == "geometric":
         yield (
-            "Unsupported tis_level: geometric: tis_batch_normalize only supports token and sequence weights, "
-            "although slime's documents recommend it for geometric weights. Turn tis_batch_normalize off"
+            "tis_batch_normalize",
+            (
+                "Unsupported tis_level: geometric: tis_batch_normalize only supports token and sequence weights, "
+                "although slime's documents recommend it for geometric weights. Turn tis_batch_normalize off"
+            ),
         )
 
 
