@@ -367,10 +367,6 @@ def _sequence_columns(file: DumpFile, values: Mapping[str, pa.Array], length: in
     return columns
 
 
-PIECE_TOKENS = 1 << 17
-"""Number of tokens to process at a time, so that temporary arrays fit in the CPU cache."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rows(TokenBatch):
     """Sequences with all tokens, including masked tokens. A null in the file becomes NaN."""

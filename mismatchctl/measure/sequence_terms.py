@@ -11,23 +11,13 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.core.machine_code import CompiledLoop, compiled_loops_in_use
-from mismatchctl.measure.sums import (
-    CONTENT_BOUND,
-    CONTENT_PROBES,
-    CONTENT_STEPS,
-    MIN_INFORMATIVE,
-    MOST_SURPRISED,
-    ROW_PROBES,
-    Hashes,
-    mix_hashes,
-)
+from mismatchctl.measure.sums import HASH, Hashes, mix_hashes
 
 scan_sequences = CompiledLoop("mismatchctl.measure.kernels.loops", "scan_sequences")
 LEVEL_CAP = 1.0
 """In a sequence's sum of |log ratio|, a token with a larger value counts as this value."""
-_PIECE_TOKENS = 1 << 17
-_PIECE_SEQUENCES = 1 << 11
-"""Number of sequences to hash in one numpy call, so that their log-probs fit in the CPU cache."""
+_PIECE_TOKENS, _PIECE_SEQUENCES = 1 << 17, 1 << 11
+"""Number of tokens, or of sequences to hash, per numpy call, so that temporary arrays fit in the CPU cache."""
 
 
 class LevelTerms(NamedTuple):
@@ -57,9 +47,9 @@ class ValidTokens(NamedTuple):
         return np.diff(self.bounds)
 
     def probe(self, sequences: Ints) -> tuple[Ints, Ints]:
-        """Choose CONTENT_PROBES valid tokens per sequence. Return their places among its valid tokens, and indices."""
+        """Choose HASH.probes valid tokens per sequence. Return their places among its valid tokens, and indices."""
         sizes = self.bounds[sequences + 1] - self.bounds[sequences]
-        places = (sizes[:, None] - 1) * np.arange(CONTENT_PROBES) // (CONTENT_PROBES - 1)
+        places = (sizes[:, None] - 1) * np.arange(HASH.probes) // (HASH.probes - 1)
         probes = self.bounds[sequences, None] + places
         return places, probes if self.tokens is None else self.tokens[probes]
 
@@ -88,7 +78,7 @@ def compute_sequence_terms(
         *(np.ascontiguousarray(values, kind) for values in (rollout, train)),
         np.ascontiguousarray(valid).view(np.uint8), segments.offsets, LEVEL_CAP,
         np.zeros(0, np.int64) if tokens.tokens is None else tokens.tokens, tokens.bounds,
-        np.empty(2 * CONTENT_PROBES), sums, rows, contents, surprise,
+        np.empty(2 * HASH.probes), sums, rows, contents, surprise,
     )  # fmt: skip
     return SequenceTerms(_split_sums(sums), rows, contents, surprise)
 
@@ -122,11 +112,11 @@ def _sum_level_terms(segments: Segments, rollout: Floats, train: Floats, valid: 
 
 
 def hash_rows(segments: Segments, rollout: Floats, train: Floats) -> Hashes:
-    """Hash each sequence by its length and by the log-probs of ROW_PROBES tokens, which may be masked."""
+    """Hash each sequence by its length and by the log-probs of HASH.row_probes tokens, which may be masked."""
     hashes = segments.lengths.astype(np.uint64)
     some = np.flatnonzero(segments.nonempty)
     last, found = segments.lengths[some] - 1, hashes[some]
-    tokens = segments.offsets[some, None] + last[:, None] * np.arange(ROW_PROBES) // (ROW_PROBES - 1)
+    tokens = segments.offsets[some, None] + last[:, None] * np.arange(HASH.row_probes) // (HASH.row_probes - 1)
     with np.errstate(invalid="ignore"):  # padding may contain signaling NaNs
         both = [(values.take(tokens.T) + 0.0).astype(np.float64) for values in (rollout, train)]
     for own, other in zip(*(values.view(np.uint64) for values in both), strict=True):
@@ -136,25 +126,25 @@ def hash_rows(segments: Segments, rollout: Floats, train: Floats) -> Hashes:
 
 
 def hash_contents(count: int, rollout: Floats, train: Floats, tokens: ValidTokens) -> tuple[Hashes, Float64s]:
-    """Hash each of `count` sequences by its number of valid tokens and by the log-probs of CONTENT_PROBES of them.
+    """Hash each of `count` sequences by its number of valid tokens and by the log-probs of HASH.probes of them.
 
     Return the hashes, and the surprise of each sequence: the sum of -log p over its tokens, estimated from the probes.
     """
     hashes, surprise = np.zeros(count, np.uint64), np.zeros(count)
     counts = tokens.counts
     some, kind = np.flatnonzero(counts), np.result_type(rollout, train, np.float32)
-    salts = np.arange(2 * CONTENT_PROBES, dtype=np.uint64).reshape(2, 1, CONTENT_PROBES)
+    salts = np.arange(2 * HASH.probes, dtype=np.uint64).reshape(2, 1, HASH.probes)
     for start in range(0, len(some), _PIECE_SEQUENCES):
         piece = some[start : start + _PIECE_SEQUENCES]
         sizes, (places, index) = counts[piece], tokens.probe(piece)
         with np.errstate(invalid="ignore"):
             both = np.stack([values.take(index) for values in (rollout, train)])
-            both = np.clip(both, -CONTENT_BOUND, CONTENT_BOUND, dtype=kind)
+            both = np.clip(both, -HASH.bound, HASH.bound, dtype=kind)
         both[np.isnan(both)] = 0.0
-        coarse, fresh = np.rint(both * CONTENT_STEPS), np.diff(places, axis=1, prepend=-1) > 0
-        informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=1) >= MIN_INFORMATIVE
+        coarse, fresh = np.rint(both * HASH.steps), np.diff(places, axis=1, prepend=-1) > 0
+        informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=1) >= HASH.informative
         probed = np.where(informative[:, None], coarse, both).astype(np.float64) + 0.0
         mixed = mix_hashes(probed.view(np.uint64), salts).sum(axis=(0, 2), dtype=np.uint64)
         hashes[piece] = mix_hashes(mixed, sizes.astype(np.uint64))
-        surprise[piece] = -np.maximum(both[0], MOST_SURPRISED).mean(axis=1, dtype=np.float64) * sizes
+        surprise[piece] = -np.maximum(both[0], HASH.most_surprised).mean(axis=1, dtype=np.float64) * sizes
     return hashes, surprise

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from operator import add
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +37,22 @@ OVERALL_CAP = 1024
 """Maximum number of rows in a run's cluster table (one row per cluster and step). If there are more, merge rows."""
 DETAILED_CAP = 1 << 14
 """Maximum number of rows if `MeasurePlan.every_cluster` is set, as in `gate` and `compare`."""
-ROW_PROBES, CONTENT_PROBES = 8, 16
-"""Number of tokens per sequence whose log-probs `hash_rows` and `hash_contents` read."""
-CONTENT_BOUND, CONTENT_STEPS, MIN_INFORMATIVE = 1e4, 128.0, 6
-"""`hash_contents` clips log-probs to +-CONTENT_BOUND. If at least MIN_INFORMATIVE of the rollout's log-probs are not
-close to 0, it rounds log-probs to 1 / CONTENT_STEPS nats, so that copies with other rounding have the same hash."""
-MOST_SURPRISED = -50.0
-"""Lowest log-prob of a token that counts in the surprise of a sequence."""
+
+
+class HashSettings(NamedTuple):
+    """Settings of the hashes that identify equal sequences."""
+
+    row_probes: int = 8  # number of tokens per sequence whose log-probs `hash_rows` reads
+    probes: int = 16  # likewise for `hash_contents`, with the settings below
+    bound: float = 1e4  # log-probs are clipped to +-bound
+    # If at least `informative` of the probes are not close to 0, log-probs are rounded to 1 / steps nats, so that
+    # copies with other rounding have the same hash.
+    informative: int = 6
+    steps: float = 128.0
+    most_surprised: float = -50.0  # a lower log-prob counts as this value in the surprise of a sequence
+
+
+HASH = HashSettings()
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:

@@ -34,14 +34,7 @@ from mismatchctl.core.compiler import (
 from mismatchctl.core.ratios import INTERVALS, LOG_RATIO_BOUND
 from mismatchctl.measure.columns import TOKEN_SUMS
 from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS
-from mismatchctl.measure.sums import (
-    CONTENT_BOUND,
-    CONTENT_PROBES,
-    CONTENT_STEPS,
-    MIN_INFORMATIVE,
-    MOST_SURPRISED,
-    ROW_PROBES,
-)
+from mismatchctl.measure.sums import HASH
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
@@ -433,8 +426,8 @@ def _float_bits(value: float) -> Any:
 def _hash_row(rollout: Any, train: Any) -> Any:
     """Compute the hash of `hash_rows` for one sequence."""
     found, last = uint64(len(rollout)), len(rollout) - 1
-    for place in range(ROW_PROBES if last >= 0 else 0):
-        token = last * place // (ROW_PROBES - 1)
+    for place in range(HASH.row_probes if last >= 0 else 0):
+        token = last * place // (HASH.row_probes - 1)
         found = _mix_hash(found, _float_bits(float64(rollout[token])))
         found = _mix_hash(found, _float_bits(float64(train[token])))
     return found
@@ -442,25 +435,25 @@ def _hash_row(rollout: Any, train: Any) -> Any:
 
 @compile_loop
 def _clip_log_prob(value: float) -> float:
-    return min(max(value, -CONTENT_BOUND), CONTENT_BOUND) if value == value else 0.0
+    return min(max(value, -HASH.bound), HASH.bound) if value == value else 0.0
 
 
 @compile_loop
 def _hash_content(rollout: Any, train: Any, index: Any, start: int, size: int, probed: Any) -> tuple[Any, float]:
     """Compute the hash and the surprise of `hash_contents` for a sequence of `size` valid tokens."""
     informative, before, total = 0, -1, 0.0
-    for probe in range(CONTENT_PROBES):
-        place = (size - 1) * probe // (CONTENT_PROBES - 1)
+    for probe in range(HASH.probes):
+        place = (size - 1) * probe // (HASH.probes - 1)
         token = index[start + place] if len(index) else start + place
         own, other = _clip_log_prob(float64(rollout[token])), _clip_log_prob(float64(train[token]))
-        probed[probe], probed[CONTENT_PROBES + probe] = own, other
-        informative += (abs(np.rint(own * CONTENT_STEPS)) > 1.0) & (place > before)
-        before, total = place, total + max(own, MOST_SURPRISED)
-    found, scale = uint64(0), CONTENT_STEPS if informative >= MIN_INFORMATIVE else 0.0
-    for probe in range(2 * CONTENT_PROBES):
+        probed[probe], probed[HASH.probes + probe] = own, other
+        informative += (abs(np.rint(own * HASH.steps)) > 1.0) & (place > before)
+        before, total = place, total + max(own, HASH.most_surprised)
+    found, scale = uint64(0), HASH.steps if informative >= HASH.informative else 0.0
+    for probe in range(2 * HASH.probes):
         value = np.rint(probed[probe] * scale) if scale else probed[probe]
         found += _mix_hash(_float_bits(value), uint64(probe))
-    return _mix_hash(found, uint64(size)), -total / CONTENT_PROBES * size
+    return _mix_hash(found, uint64(size)), -total / HASH.probes * size
 
 
 @compile_loop
