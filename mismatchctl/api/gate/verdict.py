@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mismatchctl.core.formatting import (
-    escape_terminal,
-    format_count,
-    format_heavy_tail,
-    format_number,
-    shorten_exponents,
-)
+from mismatchctl.core.formatting import escape_terminal, format_count, format_heavy_tail, format_label, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.views import TableText, View, format_cell, json_text, make_frame
@@ -215,7 +209,7 @@ def _unit_text(check: Check) -> str:
 
 
 def _plain_number(value: float, unit: str) -> str:
-    return format_number(value, unit) if unit == "fraction" else shorten_exponents(f"{value:g}")
+    return format_number(value, unit) if unit == "fraction" else format_label(value)
 
 
 def _describe_limit(check: Check, limit: str) -> str:

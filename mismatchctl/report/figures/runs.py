@@ -210,7 +210,6 @@ def _preset_points(run: RunResult) -> list[_Point]:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """Return the label of corrections at the same point."""
     return f"{', '.join(names[:2])}{f' and {len(names) - 2} more' if len(names) > 2 else ''}"
 
 
