@@ -249,7 +249,7 @@ def test_different_file_names_are_reported(tmp_path: Path) -> None:
     assert code == 0 and "2 hidden or temporary files are ignored by convention" in words
     shutil.copy(file, dump / "more.bin")
     code, words = run("gate", dump, "--rule", "k3:max=1")
-    assert code == 4 and "more.bin looks like a dump, but was not read because of the name" in words
+    assert code == 4 and "more.bin looks like a dump, but was not read because of the file name" in words
     (dump / "more.bin").write_bytes(b"anything else")
     (dump / "notes.txt").write_text("rollout_log_probs are in nats")
     assert run("gate", dump, "--rule", "k3:max=1")[0] == 0
