@@ -112,6 +112,8 @@ def _match_edited_spans(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not len(case.x) or not 0 < case.noise < 0.1:
         return None
     gross = np.abs(case.x) > max(_EDIT_GROSS_DISTANCE, 12 * case.noise)
+    if np.count_nonzero(case.sums(gross) >= _SPAN_MIN_DENSITY * _SPAN_MIN_LENGTH) < 2:
+        return None
     first, length = _densest_spans(case, gross)
     inside = (case.place >= case.each(first)) & (case.place < case.each(first + length))
     hits, others = case.sums(gross & inside), case.sums(gross & ~inside)

@@ -404,7 +404,8 @@ def detect_other_token_recorded(case: Case) -> Detection | None:
 def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) -> Detection | None:
     """Find tokens whose log-prob on one side belongs to another, more likely token."""
     down = other - own
-    if np.count_nonzero(down < -_FAR) < _FEWEST_FAR:
+    loud = np.flatnonzero(np.abs(down) > _FAR)
+    if np.count_nonzero(down[loud] < 0) < _FEWEST_FAR:
         return None
     p = np.exp(np.minimum(own, 0.0))
     doubt = 1.0 - p
@@ -414,22 +415,26 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     scaled = down / (doubt + 0.02)
     # estimate the noise from the 20% of the tokens with the smallest difference, because most may be wrong
     noise = max(float(np.quantile(np.abs(scaled[doubtful]), 0.2)) / 0.2533, 1e-4)
-    limit = np.maximum(12.0 * noise * (doubt + 0.02), _FAR)
-    far, near = down < -limit, np.abs(scaled) < 4.0 * noise
+    limit = np.maximum(12.0 * noise * (doubt[loud] + 0.02), _FAR)
+    far = np.zeros(len(own), np.bool_)
+    far[loud] = down[loud] < -limit
     count = int(far.sum())
     if count < _FEWEST_FAR or _is_constant(own[far]) or _is_constant(other[far]):
         return None
-    other_way = float((down > limit).sum()) / count
+    other_way = np.count_nonzero(down[loud] > limit) / count
+    if other_way >= 0.05:
+        return None
+    near = np.abs(scaled) < 4.0 * noise
     between = float(((down < 0) & ~near & ~far & doubtful).sum()) / count
     # The probabilities of two different tokens add up to at most 1. Shuffled pairs often have a larger sum.
     room, slack = np.log(-np.expm1(np.minimum(own[far], -1e-12))), 0.1 + 3 * noise
     violated, shuffled = float((other[far] > room + slack).mean()), np.random.default_rng(0).permutation(other[far])
-    possible = shuffled < own[far] - limit[far]
+    possible = shuffled < own[far] - limit[far[loud]]
     power = float((shuffled > room + slack)[possible].mean()) if possible.any() else 0.0
     unsure = (own > _UNSURE[0]) & (own < _UNSURE[1])
     spike = float(near[unsure].mean()) / max(float(p[unsure].mean()), 1e-9) if unsure.any() else 0.0
     shows = power > _POWER or (spike > 0.5 and between < 0.16)
-    if not shows or other_way >= 0.05 or violated >= 0.04 or between >= 0.5:
+    if not shows or violated >= 0.04 or between >= 0.5:
         return None
     certain = own > np.log(0.8)
     allowed, known = float(doubt[certain].sum()), float((far & certain).sum())
