@@ -1,4 +1,4 @@
-"""Compute columns of sums per sequence. They are later added up per cluster (usually a prompt)."""
+"""Compute the columns of the cluster table: sums and maxima per sequence, later merged per cluster (a prompt)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
-    """Return the uncorrected policy loss per token, if current log-probs and advantages are known."""
+    """Return the policy loss `text` (such as "ppo") per token, or `None` without current log-probs or advantages."""
     if batch.current is None or batch.advantages is None:
         return None
     kind, numbers = parse_loss(text)
@@ -231,7 +231,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
 
 
 def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
-    """Return maxima of weights and of negative weights per sequence, before and after weights are bounded."""
+    """Return the largest and the negated smallest weight per sequence, before and after weights are bounded."""
     if weights is None:
         low = high = least = most = np.ones(len(segments))
     elif not weights.per_token:
@@ -258,7 +258,7 @@ def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios], ba
 
 
 def impossible_tokens(batch: TokenBatch) -> Float64s:
-    """Count the tokens per sequence whose probability in the trainer is 0."""
+    """Count the tokens per sequence whose probability in the trainer is 0. A sequence without other tokens counts 0."""
     if batch.impossible is None:
         return np.zeros(len(batch))
     return np.where(batch.segments.nonempty, batch.impossible, 0).astype(np.float64)
@@ -278,7 +278,7 @@ class SumColumn(Generic[FactsT]):
     name: str  # unique within its pair of policies or correction
     # computes the values [S] from PairFacts or CorrectionFacts. None if a kernel computes the column.
     compute: ColumnFunction[FactsT] | None = None
-    scope: Literal["token", "sequence"] = "sequence"  # sum over tokens, or over sequences
+    scope: Literal["token", "sequence"] = "sequence"  # one value per token (summed by a kernel), or per sequence
     # how to merge the values of several sequences. For a minimum, the largest negated value is stored.
     merge: Literal["sum", "largest"] = "sum"
     stored: bool = True  # False if the column is only an input of other columns
@@ -424,12 +424,12 @@ def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Col
 
 def correction_columns(
     correction: Correction,
-    ratios: Mapping[str, Ratios],  # by pair of policies, such as "train/rollout"
+    ratios: Mapping[str, Ratios],  # for each pair of policies that the correction uses, such as "train/rollout"
     k3: Float64s,  # sum of the mismatch's K3 per sequence [S]
     batch: TokenBatch,
     plain: LossTerm | None = None,  # the uncorrected loss, None if it cannot be computed
     *,
-    losses: bool = False,  # True to include columns of the loss, which needs current log-probs
+    losses: bool = False,  # True to include LOSS_NAMES, which need current log-probs and advantages
     all_tokens: bool = False,  # True to read every token. Losses always do this.
 ) -> tuple[Columns, Columns]:
     """Return sums and maxima per sequence. To save time, read tokens only if their sequence could exceed a bound."""
@@ -454,7 +454,7 @@ def _evaluate_columns(
     batch: TokenBatch,
     plain: LossTerm | None,
     losses: bool,
-    all_inside: bool = False,  # True: no token is outside the bounds of a rule on tokens
+    all_inside: bool = False,  # True to assume that no token is outside the bounds of a rule on tokens
 ) -> tuple[Columns, Columns]:
     applied = apply_correction(correction, ratios, batch, all_inside=all_inside)
     weights, kept = applied.weights, applied.kept

@@ -106,7 +106,7 @@ class MeasurePlan:
 
     @cached_property
     def sums(self) -> TableAxis:
-        """Return the sum columns of a cluster table: pairs of policies, LAYER_COLUMNS, then corrections."""
+        """Return the sum columns of a cluster table: `sequence_columns`, with LAYER_COLUMNS after the pairs."""
         names = self.sequence_columns.names
         return TableAxis(
             (
@@ -311,7 +311,7 @@ def _pair_column_names(pair: Pair) -> tuple[str, ...]:
 def _optional_pair_columns(
     pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
-    """Return sums and maxima of a pair of policies. Sequences that lack log-probs of the pair get sums of 0."""
+    """Return sums and maxima of a pair of policies. Sequences without its log-probs get sums of 0, maxima of -inf."""
     columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
     maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
     chosen = np.flatnonzero(known)

@@ -1,4 +1,4 @@
-"""Terms of each sequence that tests for causes need: sums for the level of the mismatch, and hashes.
+"""Compute the values per sequence that tests for causes need: sums about the size of the mismatch, and hashes.
 
 A compiled loop computes the same terms for large dumps.
 """
@@ -47,7 +47,7 @@ class ValidTokens(NamedTuple):
         return np.diff(self.bounds)
 
     def probe(self, sequences: Ints) -> tuple[Ints, Ints]:
-        """Choose HASH.probes valid tokens per sequence. Return their places among its valid tokens, and indices."""
+        """Choose HASH.probes valid tokens per sequence. Return (places among valid tokens, indices) [S, probes]."""
         sizes = self.bounds[sequences + 1] - self.bounds[sequences]
         places = (sizes[:, None] - 1) * np.arange(HASH.probes) // (HASH.probes - 1)
         probes = self.bounds[sequences, None] + places

@@ -45,7 +45,7 @@ class HashSettings(NamedTuple):
     row_probes: int = 8  # number of tokens per sequence whose log-probs `hash_rows` reads
     probes: int = 16  # likewise for `hash_contents`, with the settings below
     bound: float = 1e4  # log-probs are clipped to +-bound
-    # If at least `informative` of the probes are not close to 0, log-probs are rounded to 1 / steps nats, so that
+    # If at least `informative` of the rollout's probes are not near 0, log-probs are rounded to 1 / steps nats, so that
     # copies with other rounding have the same hash.
     informative: int = 6
     steps: float = 128.0
@@ -96,7 +96,7 @@ def merge_parts(
 
 
 ColumnSubject = str | int
-"""What a column describes: a pair of policies (its name, such as `drift`) or a correction (its index)."""
+"""Owner of a column: a pair of policies (its name, such as `drift`) or a correction (its index)."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class ClusterTable:
         )
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """Merge rows to at most `cap` rows, by a hash of cluster and scope (with `by_prompt`, of the cluster only)."""
+        """Merge to at most `cap` rows with scope 0, by a hash of cluster and scope (`by_prompt`: only the cluster)."""
         if not self.has_scopes:
             return self
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
@@ -316,7 +316,7 @@ def _is_constant(values: NDArray[Any]) -> bool:
 
 
 def to_plain_value(value: Any) -> LabelValue:
-    """Convert a label to a JSON value: numpy scalars to Python, whole floats to integers, NaN to null."""
+    """Convert a label to a JSON value: numpy scalars to Python, whole floats to integers, NaN to `None`."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return None if np.isnan(value) else int(value) if value.is_integer() else value
@@ -631,7 +631,7 @@ class RunCollector:
 
 def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, threshold: float) -> WorstRows:
     peak = np.maximum(ratios.max_log_ratio, -ratios.min_log_ratio)
-    needed = max(threshold, _lowest_worst_score(peak))  # WORST_COUNT sequences have a token with this score
+    needed = max(threshold, _lowest_worst_score(peak))  # WORST_COUNT sequences have a token with at least this score
     candidates = np.flatnonzero((peak > 0) & (peak >= needed))
     found = kernel.find_outside(ratios, candidates, -needed, needed)
     log_ratio = ratios.log_ratio_at(found)

@@ -36,7 +36,7 @@ def render_html(page: Document) -> str:
     anchors = {cell.anchor for table in tables for row in (table.heads, *table.rows) for cell in row}
     anchors |= {anchor for part in page.parts(Explorer) for anchor in part.anchors}
     glossary = {anchor: find_metric(anchor[2:], anchor[0]) for anchor in sorted(anchors - {""})}
-    places = map(str, count())  # the template reads one per figure, in order
+    places = map(str, count())  # numbers: the template takes the next one for each figure
     return render_page("document.html.j2", page, own, libraries, figures=data, glossary=glossary, places=places)
 
 

@@ -46,7 +46,7 @@ def by_severity(judged: Mapping[str, RunStatus]) -> list[str]:
 
 
 def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = "") -> Headline:
-    """Build a headline such as "2 of 5 runs need attention" (otherwise `calm`), or the verdict of a single run."""
+    """Build a headline: "2 of 5 runs need attention" or `calm` (0 of 5), or the status text of a single run."""
     worst, bad = by_severity(judged)[0], sum(one.status != "OK" for one in judged.values())
     title = f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} attention" if bad else calm
     title = f"{worst}: {judged[worst].text}" if len(judged) == 1 else title

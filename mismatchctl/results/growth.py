@@ -212,9 +212,9 @@ def _completed_part(where: Float64s, start: float, end: float, power: float, cha
 Label = str | int | float | bool | None
 
 Z_LIMIT = 4.0
-"""A change is significant if it is at least 4 standard errors. The same limit applies to |mean ratio - 1|."""
+"""A significant change is at least 4 standard errors. The same limit applies to |mean ratio - 1|."""
 _ROBUST_SHARE = 1 / 3
-"""If the robust statistic changes by less than 1/3 of the change of K3 (both as logs), a few tokens cause it."""
+"""If the squared p99 of |log ratio| changes by less than 1/3 of K3's change (both as logs), a few tokens cause it."""
 _SHOWN_STEPS = 5
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
@@ -315,7 +315,7 @@ def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
 
 
 def _is_significant(change: float, error: float, steps: int) -> bool:
-    """Return True if a change exceeds several standard errors and 20%. `change` is log(after / before)."""
+    """Return True if `change` = log(after / before) is at least 4 errors (5 in a short series) and a factor of 1.2."""
     # in a short series, the error itself is uncertain
     limit = Z_LIMIT if steps >= SHORT_SERIES else 5.0
     return abs(change) >= limit * error and abs(change) >= math.log(1.2)
@@ -454,7 +454,7 @@ NEAR_RISE = 2.71
 
 @dataclass(frozen=True)
 class Ramps:
-    """Least-squares fits of all ramps (constant, straight line, new constant) to averages of neighboring steps."""
+    """Least-squares fits of all ramps (constant, straight line, new constant) to the averages of blocks of steps."""
 
     where: Float64s
     start: NDArray[np.int64]  # block at which each ramp starts
@@ -482,7 +482,7 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return the completed share of each ramp at each position. After a ramp to the last block, it exceeds 1."""
+        """Return the completed share of each ramp at each position. For a ramp to the last block, it can exceed 1."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1

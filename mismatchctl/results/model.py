@@ -256,7 +256,7 @@ class Groups(FiniteModel):
 
 
 class Distribution(FiniteModel):
-    """Histogram of the log ratio (train minus rollout, nats): tokens and sum of K3 per bin. Bins end at `edges`."""
+    """Histogram of the log ratio (train minus rollout, nats): tokens and sum of K3 between successive `edges`."""
 
     edges: list[float]
     tokens: list[Count]
@@ -502,7 +502,7 @@ class RunResult(TextView, FiniteModel):
         story: the summary that terminal, report and notebook show (null in a Result that you build, until it is shown).
         logged: for each correction, the metrics that the framework would have logged, with one value per step.
         log: the values of the run's own log (`--against`), with one value per step.
-        order: description of the order in time of the changes of K3 and `log`.
+        order: description of whether K3 or a series of `log` changed first.
         lags: for each series of the log, how many steps later K3 changes.
         against: for each correction, a comparison of `log` with `logged`.
         against_metrics: a comparison of other metrics in the log, which are not in `logged`.
@@ -706,7 +706,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
 
 def find_run(result: Result, name: str) -> str | None:
-    """Return `name` if a run has this name, or else the name of the only run, if there is only one."""
+    """Return `name` if a run has this name, else the name of the only run. With several runs, return `None`."""
     return name if name in result.runs else next(iter(result.runs)) if len(result.runs) == 1 else None
 
 

@@ -151,7 +151,7 @@ class ByRun(Generic[Item]):
             """Return the entries. The keys are the names of the runs."""
 
     def __getitem__(self, run: str) -> Item:
-        """Return the entry of a run. Only the end of its name is needed: `"step_3"` finds the run `"jobs/a/step_3"`."""
+        """Return the entry of a run. A unique end of its name is enough: `"step_3"` finds the run `"jobs/a/step_3"`."""
         if run in self.runs:
             return self.runs[run]
         ends = [name for name in self.runs if name.rstrip("/").endswith(str(run))]

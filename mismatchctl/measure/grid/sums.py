@@ -58,9 +58,9 @@ from mismatchctl.measure.sums import (
 )
 
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
-"""Maximum size of a block, so that it fits the CPU cache: number of tokens, and of values in one column."""
+"""Usual maximum size of a block, so that it fits the CPU cache: number of tokens, and of values in one column."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
-"""Minimum number of sequences per block. It is lower if a column would exceed MOST_VALUES values (8 MiB)."""
+"""A block gets FEW_SEQUENCES even above BLOCK_VALUES, but fewer if a column would exceed MOST_VALUES (8 MiB)."""
 
 
 def block_columns(
@@ -159,7 +159,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return 1.0 for sequences that all sequence gates keep, else 0.0. Add rejected tokens to `rejected`."""
+        """Return 1.0 for sequences that all sequence gates keep, else 0.0 (`None`: all are kept). Fill `rejected`."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -281,7 +281,7 @@ class _BinnedPoints:
     def _add_term(
         self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
     ) -> None:
-        """Column `name` is a sum of terms. Add `term`, times `WeightBounds.factor(*powers, origin)`."""
+        """Add to the sum `name`: column `term`, summed over `runs`, times `WeightBounds.factor(*powers, origin)`."""
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
@@ -356,7 +356,7 @@ def standard_errors(
 class FamilySums:
     """Sums for a family of corrections, over one group of sequences with the same step and `--by` values."""
 
-    totals: ClusterTable  # all columns, in one row or (with micro-batches) a row per micro-batch
+    totals: ClusterTable  # all columns: one row, or a row per micro-batch if weights are normalized over it
     rows: tuple[ClusterTable, ...]  # columns by cluster, in tables that `merged` adds up
 
     @property
@@ -376,7 +376,7 @@ class FamilySums:
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
-    """Add up tables in the given order. To keep at most `cap` clusters, add clusters with equal hash % `cap`."""
+    """Add up tables in the given order. If there are over `cap` clusters, merge clusters with equal hash % `cap`."""
     clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
     if is_folded:
@@ -399,7 +399,7 @@ def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list
 def reduce_families(
     batch: TokenBatch, run: str, plan: MeasurePlan, families: Sequence[CorrectionFamily]
 ) -> FamilyCells:
-    """Compute the sums of each family for each group in a batch. Sequences without tokens only add to a count."""
+    """Compute the sums of each family for each group in a batch. Empty sequences only add to `empty_sequences`."""
     batch, names, bounds = gather_cells(batch, run, plan.by)
     cells, scopes = np.repeat(np.arange(len(names)), np.diff(bounds)), scope_hashes(batch, plan)
     of_all, some = BatchRows(cells, np.zeros_like(scopes), scopes), batch.segments.nonempty
@@ -517,7 +517,7 @@ class FamilyRunSums:
     prompts: PromptCounter | None = None  # counts prompts, None without prompt ids
 
     def add(self, closed: ClosedFamily, salt: np.uint64) -> None:
-        """Add the sums of a step. Count a prompt only once. Hash other clusters with `salt`, the hash of the step."""
+        """Add a step. Count each prompt once. Without prompt ids, `salt` (hash of the step) separates clusters."""
         totals, rows = closed.totals, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salt))

@@ -69,7 +69,7 @@ def as_slice(places: Ints) -> Ints | slice:
 
 @dataclass(frozen=True)
 class Term:
-    """A column is a sum of Terms. A Term is another column `name`, summed over intervals of bins, times `factor`."""
+    """One summand of a column: another column `name`, summed over intervals of bins, times `factor`."""
 
     name: str
     runs: BinIntervals | None = None  # intervals of bins to sum over, None without bins
@@ -96,7 +96,7 @@ class BlockColumns:
     terms: dict[str, list[Term]] = field(default_factory=dict)
 
     def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
-        """Return the column `name` at each point of the grid. If it is a sum of terms, `sums` contains the terms."""
+        """Return the column `name` at each point of the grid. `sums` contains it, or the columns of its terms."""
         if name not in self.terms:
             return self._at_points(sums[name])
         parts = []
@@ -113,7 +113,7 @@ class BlockColumns:
         return sums
 
     def totals(self, known: Arrays, within: BlockParts) -> Arrays:
-        """Sum each column per micro-batch. If `known` has sums per cluster, add these up (grouped by `within`)."""
+        """Sum each column per micro-batch. `known` has sums per cluster, `within` the micro-batch of each cluster."""
         rest = [name for name in (*self.passing, *self.fixed) if name not in known]
         return {name: within.sum(sums) for name, sums in known.items()} | self.sum_by(rest, self.parts) | self.summed
 
@@ -253,7 +253,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Keep only `bins`, and merge intervals that become equal. Also return each interval's and bin's new index."""
+        """Keep only `bins`, and merge equal intervals. Also return new indices of intervals (`None`: same) and bins."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
@@ -270,7 +270,7 @@ class IntervalVariants:
 
 
 def _exclusive_bound(bound: float) -> float:
-    """Return the next number above an inclusive bound, as an exclusive bound. Infinity becomes NaN (no bound)."""
+    """Convert an inclusive upper bound to exclusive: the next larger number. Infinity becomes NaN (no bound)."""
     return np.nan if bound == np.inf else float(np.nextafter(bound, np.inf))
 
 
@@ -281,7 +281,7 @@ class WeightBounds:
         bounds = np.array([rule.bounds for rule in rules])
         watched = np.array([rule.watch_low or rule.bounds[0] for rule in rules])
         highs = np.array([_exclusive_bound(high) for high in bounds[:, 1]])
-        none, unbounded = np.full(len(rules), np.nan), -np.inf  # a lower bound of 0 is no bound
+        none, unbounded = np.full(len(rules), np.nan), -np.inf  # no weight is below 0, so 0 is no lower bound
         self.thresholds = IntervalVariants.from_bounds(np.where(bounds[:, 0] > 0, bounds[:, 0], unbounded), highs)
         self.watched = IntervalVariants.from_bounds(np.where(watched > 0, watched, unbounded), none)
         self.zeroes = np.array([rule.zero is not None for rule in rules])
@@ -348,7 +348,7 @@ class TokenBins:
 def sum_token_table(
     rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> list[Float64s]:
-    """Sum columns per sequence and tuple of bins (each rule assigns a bin to a token). `None` counts the tokens."""
+    """Sum each column per sequence and cell (one bin per rule): [S, bins of rule 1, ...]. For `None`, count tokens."""
     sizes = [rule.thresholds.bins for rule in rules]
     cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
     if len(rules) > 1:
@@ -442,7 +442,7 @@ class CorrectionFamily:
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
-        """Return the shape of a column that varies along the axes `along`. Example: "weights" gives (W, 1, 1)."""
+        """Return the shape of a column that varies along the axes `along`: "weights" gives (W, 1, 1) for 2 gates."""
         gates = range(1, len(self.grid))
         axes: dict[GridAxis, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
         axes |= {gate: (axis,) for axis, gate in enumerate(self.order, 1)}

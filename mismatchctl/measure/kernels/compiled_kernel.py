@@ -32,14 +32,14 @@ def _row_property(name: str, *places: int) -> Any:
 
 
 class CompiledRatios(Ratios):
-    """Ratios with compiled loops. The first access to a term, such as K3 per token, computes all terms in one loop."""
+    """Ratios with compiled loops. At first access, one loop computes several terms, such as log ratio and K3."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         super().__init__(_to_loop_array(policy), _to_loop_array(reference), segments)
 
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
-        """Return TOKEN_SUMS and TOKEN_MAXIMA per sequence. Valid tokens count as neighbors across masked tokens."""
+        """Return TOKEN_SUMS and TOKEN_MAXIMA per sequence. The valid tokens around masked tokens count as neighbors."""
         first = np.zeros(len(self.segments), np.int64)
         return COMPILED_KERNEL.reduce_tokens(self, None, SequencePlaces(first, first, first), _NO_PAIR)
 
@@ -96,7 +96,7 @@ class CompiledKernel(Kernel):
         pair: PairTables,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """See `Kernel.reduce_tokens`. If `pair` does not contain tables, compute only sums and maxima per sequence."""
+        """See `Kernel.reduce_tokens`. A `pair` with 0 rows is not changed."""
         assert isinstance(ratios, CompiledRatios)
         sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
         maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)

@@ -101,7 +101,7 @@ def _to_operand(value: Any) -> Any:
 
 
 def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
-    """Select values like `np.where`. If `one` and `other` are plain numbers, the result is float64, as in numpy."""
+    """Select values like `np.where`. If `one` and `other` are plain numbers, the result is float64."""
     if not isinstance(one, Tensor) and not isinstance(other, Tensor):
         one = torch.as_tensor(one, dtype=torch.float64, device=condition.device)
     return torch.where(condition, one, other)
@@ -175,7 +175,7 @@ def to_tensor(values: NDArray[Any]) -> Tensor:
 
 
 BLOCK_TOKENS = 1 << 20
-"""Tokens per block. Each thread needs 150 MB of GPU memory, or 350 MB if the dump has current log-probs."""
+"""Tokens per block, enough to keep a GPU busy. A thread needs 150 MB of GPU memory, 350 MB with current log-probs."""
 
 
 def accelerators() -> tuple[str, ...]:

@@ -38,10 +38,10 @@ from mismatchctl.measure.sums import HASH
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
-_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 with 33 more bits
+_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 with 86 bits
 _ROUND = 1.5 * 2.0**52  # x + _ROUND contains the integer nearest to x in its low bits
 SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
-"""Range of x for exp(x). Below it, the result is treated as 0. Above it, the result overflows."""
+"""Range of x for the fast exp(x). Below it, the result is almost 0. Above it, the result is set to infinity."""
 _FAR_LIMIT = 700.0
 """For |x| above this limit, the fast exp(x) may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
@@ -368,7 +368,7 @@ def reduce_sequences(
 def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
     """Set marks[j] to True if the log ratio of token j is <= `low` or >= `high`, else to False."""
     for j in range(len(policy)):
-        x = np.float64(policy[j]) - np.float64(reference[j])
+        x = np.float64(policy[j]) - np.float64(reference[j])  # marks vectorize, a list of indices would not
         marks[j] = (x <= low) | (x >= high)
 
 
@@ -376,7 +376,7 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Find tokens with a log ratio <= `low` or >= `high`. Fill `found` with their indices. Return their number."""
+    """Return the number of tokens with log ratio <= `low` or >= `high`. Write indices to `found` until it is full."""
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
         for start in range(offsets[i], offsets[i + 1], TILE):
@@ -461,7 +461,7 @@ def scan_sequences(
     rollout: Any, train: Any, valid: Any, offsets: Any, cap: float, index: Any, bounds: Any, probed: Any,
     sums: Any, rows: Any, contents: Any, surprise: Any,
 ) -> None:  # fmt: skip
-    """Write the LevelTerms and both hashes of each sequence, while its tokens are in the CPU cache."""
+    """Write the LevelTerms, both hashes and the surprise of each sequence, while its tokens are in the CPU cache."""
     for i in range(len(offsets) - 1):
         tokens = slice(offsets[i], offsets[i + 1])
         _add_level_terms(rollout[tokens], train[tokens], valid[tokens], cap, sums[i])

@@ -129,7 +129,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
 
 
 def merge_groups(cells: Sequence[CellSums], salts: Hashes, plan: MeasurePlan) -> CellSums:
-    """Combine the sums of several steps. A cluster keeps one row per step, because `salts` (step hashes) mark them."""
+    """Combine the sums of several steps. `salts` (step hashes) separate rows of a cluster, up to `max_clusters`."""
     tables = [cell.table for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell.pairs)
     pairs = {name: PairSums.combine([cell.pairs[name] for cell in cells if name in cell.pairs]) for name in names}
@@ -172,7 +172,7 @@ IMAGINARY_STEP = 1e-100
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
-    """Return the metrics of a pair of policies. Their keys begin with the prefix of the pair, such as `drift_`."""
+    """Return the metrics of a pair of policies. Most keys begin with the prefix of the pair, such as `drift_`."""
     own = tuple(
         replace(
             metric,
@@ -222,7 +222,7 @@ class _GroupSums:
         sizes = np.array([len(group.table) for group in groups])
         # index of the first row of each group, and index of the group of each row
         self.starts, self.of_row = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(groups)), sizes)
-        self.sums = np.concatenate([group.table.sums for group in groups])  # [R, K]: K is `closed_axis`
+        self.sums = np.concatenate([group.table.sums for group in groups])  # [R, K] with the columns of `closed_axis`
         maxima = np.concatenate([group.table.maxima for group in groups])
         self.totals = np.add.reduceat(self.sums, self.starts, axis=0)
         self.largest = np.maximum.reduceat(maxima, self.starts, axis=0)
@@ -334,7 +334,7 @@ def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict
 
 
 class ColumnReader:
-    """Reads columns and records their names. For complex-step derivatives, it adds i * IMAGINARY_STEP to `moved`."""
+    """Reads columns and records their names. To compute a derivative, it adds i * IMAGINARY_STEP to column `moved`."""
 
     def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
         self._read, self._moved = read, moved
@@ -357,7 +357,7 @@ def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], s
 
 
 def formula_slopes(metric: Metric, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
-    """For each column that the metric's formula reads, yield its name and the derivative of the formula."""
+    """For each column that the metric's formula reads, yield its name and the formula's derivative by this column."""
     assert metric.formula is not None
     reader = ColumnReader(read)
     metric.formula(reader)
@@ -398,7 +398,7 @@ OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for ke
 
 
 NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
-"""List of (run, step, hash of the micro-batch, number that each correction divides its weights by)."""
+"""List of (run, step, hash of the micro-batch, divisors of the weights: one per correction)."""
 
 
 CellT = TypeVar("CellT")
@@ -472,7 +472,7 @@ class RunTotals:
     """Metrics of each step of a run, and the sums for the metrics of the whole run."""
 
     steps: list[LabelValue] = field(default_factory=list)  # steps in the order in which they were evaluated
-    groups: list[EstimateRow] = field(default_factory=list)  # metrics of these steps in the same order
+    groups: list[EstimateRow] = field(default_factory=list)  # metrics of these steps, several steps per entry
     # by (column, value): final sums over the sequences with this value of a `--by` column, or over all for ("", None)
     closed: dict[tuple[str, LabelValue], CellSums] = field(default_factory=dict)
     sums: RunSums = field(default_factory=RunSums)  # breakdowns and worst rows of the run

@@ -256,7 +256,7 @@ class Metric:
     has_error: bool = True  # False for counts, which have no standard error
     extreme: Callable[[Mapping[str, Any]], Any] | None = None  # function of the maxima of columns
     quantile: float | None = None  # share of tokens below the quantile
-    tail: Callable[[Totals, MetricTails], float] | None = None  # function without a standard error
+    tail: Callable[[Totals, MetricTails], float] | None = None  # function of sums and tails, without a standard error
     better: Literal["low", "high", "one", ""] = "low"  # desirable direction: "low", "high", "one", or "" for neither
     measure: Measure | None = None  # to find metrics of frameworks with the same definition
     own_scale: IntervalScale | None = None  # scale of the interval, None for the default of the unit
@@ -312,8 +312,8 @@ def read_metrics(
 
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
-"""Share of `heavy_tail` intervals of quantiles that contain the true value: with under 10, or under 3, tail tokens."""
-_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tail tokens: COVERAGE, or LOWEST_COVERAGE
+"""Share of `heavy_tail` intervals of quantiles that contain the true value. It is 0.6 with under 3 tail tokens."""
+_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tokens above a quantile: COVERAGE, LOWEST_COVERAGE
 _ROUNDING = 1e-9  # relative rounding error of a share times the number of tokens
 
 
