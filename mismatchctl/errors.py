@@ -81,7 +81,7 @@ def interface() -> str:
 
 @contextmanager
 def messages_for(reader: str) -> Iterator[None]:
-    """In this block, messages show options as in Python (`by=`) or, if `reader` is "command", as flags (`--by`)."""
+    """In this block, messages of all threads show options for `reader`: "python" (`by=`) or "command" (`--by`)."""
     global _interface
     before, _interface = _interface, reader
     try:

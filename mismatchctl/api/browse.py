@@ -43,7 +43,7 @@ class SequenceRow:
     mask: Bools  # True for valid tokens [A]
     ids: Ints | None  # token ids [A], if recorded
     position: Ints  # position of each valid token in its response [T]
-    experts: Ints | None = None  # per valid token, number of rollout experts that the trainer did not use [T]
+    experts: Ints | None = None  # number of rollout experts that the trainer did not use [T], if experts are recorded
     first: int = 0  # index of the first valid token that is shown
     last: int = 0  # index after the last valid token that is shown
     texts: list[str] = field(default_factory=list)  # decoded tokens [A]
@@ -193,7 +193,7 @@ SequencePlace = tuple[str, int]
 
 @dataclass(frozen=True)
 class TokenView:
-    """The contents of the page that `analyze --tokens` writes: sequences, corrections and vocabulary."""
+    """The contents of the page that `analyze --tokens` writes: sequences, effects of corrections, and vocabulary."""
 
     rows: tuple[SequenceRow, ...]
     corrections: tuple[AppliedCorrection, ...]

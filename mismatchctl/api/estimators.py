@@ -58,7 +58,7 @@ def weights(
 ) -> tuple[Values, Values]:
     """Return the importance weight of each token, and a flag that is true if the correction keeps the token.
 
-    A trainer multiplies the loss of each token by the weight of the token. No gradient flows through the weights. In
+    A trainer multiplies the loss of each token by its weight and by its flag. No gradient flows through the weights. In
     this example, the ratios are 1 and 4.48, and `token_tis` truncates them at 2:
 
     >>> mm.weights([[-1.0, -2.0]], [[-1.0, -0.5]], correction="token_tis")
@@ -78,8 +78,8 @@ def weights(
             weights that are normalized within micro-batches. Default: all rows are one micro-batch.
 
     Returns:
-        Weights and flags, in the same library and on the same device as `train`. The weights also have the dtype of
-        `train`. A masked token has the weight 0. Masked and rejected tokens have the flag false.
+        Weights and flags, in the library, on the device and (weights) in the dtype of `train`. Masked and rejected
+        tokens have the flag false. A masked token has the weight 0, but the weight of a rejected token may not be 0.
     """
     from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
 
@@ -223,8 +223,8 @@ def chi2(
 ) -> float:
     """Return the mean of the squared importance ratios, minus 1.
 
-    The value estimates the chi-squared divergence of the trainer from the rollout engine. If the two have
-    equal log-probs, the value is 0.
+    The value estimates the chi-squared divergence of the trainer from the rollout engine. If all log-probs of the two
+    are equal, the value is 0.
 
     >>> round(mm.chi2([[-1.0, -2.0]], [[-1.1, -2.0]]), 5)
     -0.09063

@@ -76,7 +76,7 @@ StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
 Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
 """One number per token: an array or tensor [sequences, tokens], a nested tensor, a list of rows, or a list column."""
 Columns: TypeAlias = Mapping[str, Values]
-"""Column name -> values. Short names are allowed: `rollout`, `train` and `current` for `..._log_probs`, and `mask`."""
+"""Column name -> values. The short names `rollout`, `train`, `mask` and `current` are allowed (SHORT_NAMES)."""
 Table: TypeAlias = Union[ArrowTable, PandasTable, "pl.LazyFrame", FormattedDataset, Columns]
 """A table with one row per sequence."""
 Source: TypeAlias = StrPath | Table
@@ -84,7 +84,7 @@ Source: TypeAlias = StrPath | Table
 Sources: TypeAlias = Source | Iterable[Source]
 """One or several sources."""
 CorrectionLike: TypeAlias = Union[str, "os.PathLike[str]", "Correction", Mapping[str, object]]
-"""A correction: a preset's name, a YAML or TOML file, a Correction, or a mapping {"weight": {"truncate": 2}}."""
+"""A correction: a preset, a YAML or TOML file, a Correction, or a mapping such as {"weight": {"truncate": 2}}."""
 Corrections: TypeAlias = CorrectionLike | Iterable[CorrectionLike]
 """One or several corrections."""
 Texts: TypeAlias = str | Iterable[str]

@@ -38,7 +38,7 @@ class Edit:
     code: str
     before: str
     after: str
-    replace: tuple[str, str] | None
+    replace: tuple[str, str] | None  # (old, new): calls of `old` after the code become calls of `new`
 
     def find(self, text: str) -> int | None:
         match = re.search(self.before or self.after, text, re.MULTILINE)

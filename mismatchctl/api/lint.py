@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import RunResult
 
 MUCH_REJECTION = 0.5
-"""lint warns about a gate that rejects more than this share of a dump's tokens."""
+"""lint warns if a gate, or all gates together, reject more than this share of a run's tokens."""
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _SETTINGS = (*_TRUNCATIONS, *_PENALTIES, "temperature", "logprobs_mode", "logprobs")

@@ -49,7 +49,7 @@ class LoggedSeries(FiniteModel):
     metric: str = ""  # key of the metric of `analyze` that has the same formula
     meaning: str = ""  # the quantity, and the frameworks that log it with this name
     growth: Growth
-    level: str = ""  # the last value compared with published K3 values
+    level: str = ""  # how high the last value is (only for a KL), such as "normal for a dense model"
     not_finite: int = 0  # number of steps with a NaN or infinite value
     lag: Lag | None = None  # by how many steps the leading mismatch metric follows this series
     steps: list[int | float | str]
@@ -99,7 +99,7 @@ class LoggedRun:
 
     @property
     def order(self) -> list[LoggedSeries]:
-        """Return the first mismatch metric and the health metrics, if they changed, in the order of their changes."""
+        """Return the leading metric and the health metrics that changed, in the order of their changes."""
         found = [one for one in (*self.mismatch[:1], *self.health) if one.growth.changed]
         places = {label: place for place, label in enumerate(self.steps)}
         return sorted(found, key=lambda one: places.get(one.growth.onset or "", 0))
@@ -184,7 +184,7 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Find mismatch metrics in logs, and their trends. Runs that are both named `a` become `log1: a` and `log2: a`."""
+    """Find mismatch metrics in logs, and their trends. Two runs named `a` become `log1.csv: a` and `log2.csv: a`."""
     found: list[tuple[str | Path, LoggedRun]] = []
     count = 0
     for path in paths:
@@ -204,7 +204,7 @@ def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
 
 
 def _names_by_run(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
-    """Divide logged names by run, and map each to its name without the W&B prefix "RUN - " (default run: `stem`)."""
+    """Return {run: {logged name: name without the W&B prefix "RUN - "}}. Without prefixes, the run is `stem`."""
     if not all(_RUN in name for name in names):
         return {stem: {name: name for name in names}}
     found: dict[str, dict[str, str]] = {}

@@ -86,7 +86,7 @@ def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
 
 FIRST_OCTAVE, OCTAVES = 4, 17
 LENGTH_GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
-"""Lengths 16, 32, ... 2^20. For each of them, a SequenceSample contains sums over the first tokens of a sequence."""
+"""16, 32, ... 2^20 tokens. A SequenceSample contains sums over the first 16, 32, ... tokens of each sequence."""
 MAX_SEQUENCES = 1 << 15
 """If a run has more sequences, a sample only contains the clusters with the smallest hashes."""
 
@@ -246,8 +246,8 @@ def predict_fresh_batch(
     """Predict which share of tokens a correction will reject in a new batch. The batch is as large as an average step.
 
     `shares` is the rejected share of each step. The prediction continues their trend. With fewer than MIN_TREND_STEPS
-    steps, or if all shares are 0 or all are 1, it simulates batches of the dump's prompts instead. `table` has a row
-    per cluster: its rejected and its valid tokens [clusters, 2]. `sequences` is the number of sequences of the run.
+    steps, or if all shares are 0 or all are 1, it simulates batches of prompts, unless `is_folded` (merged clusters).
+    `table` has a row per cluster: rejected and valid tokens [clusters, 2]. The run contains `sequences` sequences.
     """
     size = max(round(sequences / max(len(labels), 1)), 1)
     known = [share for share in shares if share is not None]
@@ -297,7 +297,7 @@ def _draw_batches(
 
 
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
-    """Draw a cluster per prompt from Polya's urn: each draw makes its cluster more likely [prompts, batches]."""
+    """Draw clusters [prompts, batches] from Polya's urn, which is equivalent to random Dirichlet weights."""
     start = clusters + 2 * prior
     picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
     for pick in picks:
@@ -307,7 +307,7 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """Append a rejected and a kept cluster, so that no fraction is surely 0 or 1. Also return their small weight."""
+    """Append a rejected and a kept cluster to `table`. Return its columns, and the weight of each: half a sequence."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -367,7 +367,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
     x, y = np.array(sorted(pairs)).T
     if (y == y[0]).all() and y[0] in (0.0, 1.0):  # 0 and 1 have no finite log odds
         return Prediction(question, quantity, float(y[0]), (float(y[0]), float(y[0])), "no trend", _TREND_MODEL)
-    inner = y[(y > 0) & (y < 1)]  # move 0 and 1 inwards by half the distance of the nearest other share
+    inner = y[(y > 0) & (y < 1)]  # move 0 and 1 inwards by half of the smallest distance of other shares from them
     edge = float(np.minimum(inner, 1 - inner).min(initial=0.5)) / 2
     inner = np.clip(y, edge, 1 - edge)
     place, spread, status = _extrapolate(x, np.log(inner) - np.log1p(-inner), float(x[-1]) + ahead)
@@ -456,7 +456,7 @@ def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Fit the `chosen` variance components by least squares, without negative values [R, 4]."""
+    """Fit the `chosen` variance components by least squares, without negative values. The others are 0 [R, 4]."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -534,9 +534,9 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Return the change of the predicted sum of log ratios if their mean depends on the position [R, S].
+    """Return the change of the predicted sum of log ratios if the mean log ratio depends on the position [R, S].
 
-    If K3 rises along the response, it is assumed to rise further. If K3 falls, it is assumed to stay at its last value.
+    `column`: 0 for log ratio, 1 for K3. A K3 that rises is assumed to rise further. Otherwise, the last value is kept.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -562,7 +562,7 @@ _RATES = np.geomspace(1e-7, 1.0, 100)
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
     """Return the probability that all `length` tokens of a response are inside a gate's bounds, per replicate [R].
 
-    `beyond[s, i]` is True if the first LENGTH_GRID[i] (16, 32, ...) tokens of sequence s leave the bounds.
+    `beyond[s, i]` is True if a token outside the bounds is among the first LENGTH_GRID[i] (16, 32, ...) tokens of s.
     """
     # the first token outside the bounds of a sequence is between its positions `start` and `end`
     first, has_ended, rows = beyond.argmax(axis=1), beyond[:, -1], np.arange(len(sample))
@@ -582,7 +582,7 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""A prediction needs at least this number of sequences. To check it at a length, this number must be that long."""
+"""A prediction needs at least this number of sequences. A check at N tokens needs this number with N tokens."""
 _LENGTH_MODEL = (
     "the log ratio of a sequence has three parts: a drift that all sequences share (about minus K3 per token), a bias "
     "of the sequence that grows with the length, and noise that grows with the square root of the length. For a veto, "
@@ -716,7 +716,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Test the prediction: predict rejections of long responses from their first half or quarter, and compare."""
+    """Check predictions for long responses, made from their first half or quarter. If too few are long: `None`."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)

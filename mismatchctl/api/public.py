@@ -91,7 +91,7 @@ def analyze(
         columns: Column names of the dump format -> names of these columns in your files.
             Example: `columns={"train_log_probs": "old_log_probs"}`.
         on_bad: `"error"` stops at a bad row or file. `"skip"` counts and leaves out bad rows and files. `"mask"` counts
-            and leaves out tokens that are NaN or null.
+            and leaves out tokens that are NaN or null, and stops at other bad data.
         micro_batch_size: Rows per micro-batch of a step, for corrections that normalize weights within micro-batches.
             Ignored if the dump has the column `micro_batch`. Default: the whole step.
         framework: Also compute the metrics that this framework would log: NAME or NAME@VERSION.
@@ -280,7 +280,7 @@ def gate(
         rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. The keys increase and decrease compare with
             the baseline. The other keys are max, min, per, correction, framework and sequences.
             Example: `rule="k3:max=0.01,increase=20%,per=step"`.
-        rules: More rules. Without `rule` and `rules`, the gate fails if K3 rose compared with the baseline.
+        rules: More rules. Default: fail if K3 rose by more than 25%, or if all log-probs are bit-identical.
         expect_bitwise: Fail unless the rollout and train log-probs of each token are bit-identical.
         corrections: Your own corrections, if a rule names them (`correction=NAME`). Presets are known.
         level: Accepted probability that any rule fails without a real change. It is above 0, and at most 0.5.
@@ -403,7 +403,7 @@ def lint(
     """Check a framework's configuration, and return a message about each problem.
 
     Args:
-        config: A file (YAML, JSON, launch script) or a mapping, in the framework's own keys.
+        config: A file (YAML, JSON, TOML, a launch script, Python) or a mapping, in the framework's own keys.
             Example: `mm.lint("trainer.yaml")`.
         *dumps: Measure the effect of the configuration on these dumps.
         framework: Framework of the configuration: NAME or NAME@VERSION. Default: detected from the keys.

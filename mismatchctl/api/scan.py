@@ -104,7 +104,7 @@ def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
 
 
 def apply_trims(batch: TokenBatch, corrections: Iterable[Correction]) -> TokenBatch:
-    """Return the batch with the thresholds of gates with `over: batch`. It must contain all rows of its steps."""
+    """Return the batch with thresholds for gates with `over: batch`. The batch must contain all rows of its steps."""
     return _collect_trims(_batch_gates(corrections), [(batch, "")]).add_to(batch, "")
 
 

@@ -249,7 +249,7 @@ REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, 
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
-    """Write the chosen sequences as JSON lines, to score them with another program. Return their number."""
+    """Write the chosen sequences as JSON lines in dump order, to score them elsewhere. Return their number."""
     files, written = open_scorable_files(place), 0
     with atomic_output(out) as temporary, temporary.open("w", encoding="utf-8") as lines:
         for file, rows in zip(files, select_rows(files, choice), strict=True):
@@ -269,7 +269,7 @@ class ScoreSummary:
 
     sequences: int
     tokens: int
-    kept: int  # those of the `sequences` that an earlier call had scored
+    kept: int  # number of these sequences that an earlier call had scored
     left_out: int  # sequences of the dump that `choice` does not include
 
 

@@ -66,7 +66,7 @@ def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def _annotate(parameter: Parameter, command: str, owner: Parameter) -> Any:
-    """Return the parameter's type with its help from help.toml. `owner` is the parameter whose dataclass has it."""
+    """Add the help of help.toml to a parameter's type. `owner` is the parameter, or the one whose dataclass has it."""
     if parameter.annotation is typer.Context:
         return parameter.annotation
     sections = [_read_help().get(name, {}) for name in (command, getattr(owner.annotation, "__name__", ""), "shared")]

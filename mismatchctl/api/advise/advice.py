@@ -23,11 +23,11 @@ class RankedCorrection(FiniteModel):
     """A correction in the ranking, with its gradient error and its costs.
 
     `mse` is the gradient error: the mean squared distance between the policy gradient with this correction and the true
-    policy gradient. It is the sum of `variance` and `bias2`, the squared bias. If the estimate of `bias2` is negative,
-    it counts as 0 (docs/methods/advice.md). `gain` is the relative reduction of `mse`: 0.3 means 30% less error than
-    without a correction. The correction multiplies the loss by `loss_scale`. `ties` is true if the correction is not
-    significantly worse than the first one. `why` explains the rank. `config` contains the framework's settings for the
-    correction. `outcome` is the outcome of a published run with this correction.
+    policy gradient. It is the sum of `variance` and `bias2`, the squared bias. A negative estimate of `bias2` counts as
+    0 (docs/methods/advice.md). `gain` is the relative reduction of `mse`: 0.3 means 30% less error than without a
+    correction. `bias2_se` and `gain_se` are standard errors. The correction multiplies the loss by `loss_scale`. `ties`
+    is true if the correction is not significantly worse than the first one. `why` explains the rank. `config` contains
+    the framework's settings for the correction. `outcome` describes a published run with this correction.
     """
 
     name: str
@@ -60,7 +60,7 @@ class RunAdvice(TextView, FiniteModel):
     fix_first: Finding | None = None  # a bug to fix first: the ranking only applies until it is fixed
     growth: float | None = None  # K3 rose by this factor over the steps. The advice is for the average of all steps.
     advice: list[RankedCorrection] = Field(default_factory=list)  # at most five
-    yours: list[RankedCorrection] = Field(default_factory=list)  # current corrections, even above limits
+    yours: list[RankedCorrection] = Field(default_factory=list)  # the user's corrections, without rank or limits
     framework: str = ""  # the framework that each `config` is for, or "" if no framework was given
     batch: int = 0  # sequences per update
     sequences: int = 0
@@ -68,7 +68,7 @@ class RunAdvice(TextView, FiniteModel):
     default: RankedCorrection | None = None  # token weights truncated at 2, as framework docs recommend
     severity: Literal["negligible", "moderate", "severe", "unknown"] = "unknown"  # from the ESS of `default`
     # "gradient": ranked with the gradients of a simple policy over token ids (Surrogate). "probabilities": the dump
-    # lacks token ids, so this policy uses bins of the trainer's probabilities instead
+    # lacks token ids, so this policy uses bins of the trainer's probabilities instead. "none": there is no ranking
     basis: Literal["gradient", "probabilities", "none"] = "none"
     reference: str | None = None  # the correction whose gradient counts as unbiased
     # mean over tokens of the sequence weights truncated at 10. From 0.5 to 1.5, these weights are the `reference`
@@ -88,7 +88,7 @@ class RunAdvice(TextView, FiniteModel):
 
     @property
     def runner_up(self) -> RankedCorrection | None:
-        """Return the second correction of the ranking, or `None` if its loss scale is below MIN_LOSS_SCALE."""
+        """Return the second correction of the ranking. If it is missing or mostly shrinks the loss, return `None`."""
         second = self.advice[1] if len(self.advice) > 1 else None
         return None if second is None or second.loss_scale < MIN_LOSS_SCALE else second
 
@@ -149,7 +149,7 @@ MIN_LOSS_SCALE = 0.5
 
 
 MIN_SHOWN_GAIN = 1e-3
-"""If the absolute gain of a correction is smaller, the text is "the same gradient error"."""
+"""If |gain| of a correction is smaller, the text says "the same gradient error"."""
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:

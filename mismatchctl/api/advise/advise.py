@@ -155,7 +155,7 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> RunAdvice:
-    """Rank `corrections` by their gradient error. Also measure corrections in use (`yours`), without ranking them."""
+    """Rank `corrections` by their gradient error. Measure `yours` (corrections in use) without a rank or limits."""
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
         "batch": update,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 1 << 21
 """Maximum number of tokens per run. From a larger run, only the prompts with the smallest hashes are used."""
 MIN_SEQUENCES = 640
-"""Minimum number of sequences in a sample, even if they exceed MAX_TOKENS. With fewer, advice is less reliable."""
+"""A sample keeps at least this number of sequences, even above MAX_TOKENS. With fewer, advice is less reliable."""
 _PROMPT_HASH = "\0prompt"
 """Name of a temporary column, which contains the hash of each sequence's prompt."""
 
@@ -44,7 +44,7 @@ class RunSample:
 
     batch: TokenBatch
     token_ids: Ints | None  # id of each token [T]
-    advantages: Float64s | None  # per token [T]; without advantages: reward minus mean of the prompt's other rewards
+    advantages: Float64s | None  # of the dump [T], or reward minus mean reward of the prompt's other responses
     cluster: Ints  # for each sequence, the index of its pair (step, prompt). The pairs are ordered by hash [S].
     step: Ints  # for each sequence, the index of its step [S]
     steps: tuple[Any, ...] = ()  # labels of the steps, or () if the dump lacks steps
@@ -115,7 +115,7 @@ class PromptSample:
             self.add(batch)
 
     def shrink(self, slack: int = 1) -> None:
-        """If the sample has more than `slack` * MAX_TOKENS tokens, keep only the prompts with the smallest hashes."""
+        """If the sample exceeds `slack` times MAX_TOKENS and MIN_SEQUENCES, keep prompts with the smallest hashes."""
         tokens, sequences = sum(part.tokens for part in self.parts), sum(map(len, self.parts))
         if tokens <= slack * MAX_TOKENS or sequences <= slack * MIN_SEQUENCES:
             return
@@ -219,7 +219,7 @@ def default_candidates() -> list[Correction]:
 
 
 def framework_candidates(framework: str) -> list[Correction]:
-    """Return the default candidates that a framework supports, and the presets of the framework."""
+    """Return the presets of a framework and the default candidates, but only those that the framework supports."""
     chosen = load_framework(framework)
     own = [known.correction for known in load_presets().values() if known.framework == framework.partition("@")[0]]
     found = [NO_CORRECTION]
@@ -318,7 +318,7 @@ CONVERGENCE_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction whose gradient is treated as the true one. The bias of a correction is its distance from it."""
+    """The correction whose gradient counts as the true one. Bias is the distance of a gradient from this gradient."""
 
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
@@ -349,12 +349,12 @@ def sequence_k_hat(sample: RunSample) -> float | None:
 
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
-"""Size of the surrogate policy's logit table, [previous token, token]. Larger vocabularies are hashed to this size."""
+"""Maximum size of the Surrogate's table: rows (previous tokens) and columns (tokens). Larger tables are hashed."""
 
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5
-"""`estimate_projection` lowers its estimate by this number of standard errors, so as not to favor corrections."""
+"""`estimate_projection` subtracts this number of standard errors, because too large a value favors a correction."""
 _MIN_PROJECTION = 0.1
 """Minimum of `estimate_projection`. Gradients are divided by this estimate, so they grow 10 times at most."""
 PROBABILITY_BINS = 8
@@ -391,7 +391,7 @@ class GradientProducts:
         return GradientProducts(factor**2 * self.own, factor * self.across, apart, self.reference)
 
     def estimate_projection(self) -> float:
-        """Estimate the length of the mean gradient in the direction of the mean reference gradient (length 1).
+        """Estimate how long the mean gradient is in the direction of the mean reference gradient (1: equally long).
 
         A noisy estimate is shrunk towards 1, and half of its standard error is subtracted. Too large an estimate would
         make the correction look better than it is.
@@ -490,7 +490,7 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
 
 
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
-    """Index a bigram table. Return its rows (previous tokens), its columns (tokens), and the cell of each token [T]."""
+    """Return the number of rows (previous tokens) and columns (tokens) of a table, and the cell of each token [T]."""
     known, code = np.unique(ids, return_inverse=True)
     size = len(known)
     before = np.concatenate([[size], code[:-1]])
@@ -515,19 +515,19 @@ def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
 SIGNIFICANT_STANDARD_ERRORS = 2.0
 """A difference between two gradient errors is significant above this number of standard errors."""
 _CAUTION_FACTOR = 0.5
-"""To rank uncertain candidates lower, this x `critical` x the standard error of the gain is added to the error."""
+"""Candidates are ranked by error plus this number times `critical` standard errors (docs/methods/advice.md)."""
 RELIABLE_SEQUENCES = 320
 """With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
 _MIN_GAIN = 1e-3
-"""A candidate must remove more than this share of the gradient's error to count as better than no correction."""
+"""A candidate is only better than no correction if it removes more than this share of the uncorrected error."""
 
 
 @dataclass(frozen=True)
 class CandidateRanking:
     """Candidates from best to worst (`order`). `mse` and `moments` also contain corrections without a rank.
 
-    The order follows the mean squared error plus a penalty if this error is uncertain. If no candidate is significantly
-    better than no correction, "none" is first.
+    The order is by mean squared error plus a penalty for its uncertainty (_CAUTION_FACTOR). If no candidate is
+    significantly better than no correction, "none" is first.
     """
 
     order: tuple[str, ...]

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits in cluster tables: LAYER_DIGITS for LAYER_COLUMNS, and CLUSTER_DIGITS for all other sums."""
+"""Significant digits in cluster tables. LAYER_DIGITS is for LAYER_COLUMNS: tokens and K3 by rollout probability."""
 
 
 class ClusterTables:
@@ -106,7 +106,7 @@ class ClusterTables:
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
     def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
-        """Join the cluster tables of all values of a `--by` column. If the joined table is too large, return `None`."""
+        """Join the cluster tables of all values of a `--by` column. If the result is too large, return `None`."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._plan.max_clusters:
             return None
         merged = reduce(add, (table.with_scope(np.uint64(number)) for number, table in enumerate(tables)))
@@ -174,13 +174,13 @@ TYPED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advan
 BINS_PER_BIN = 8
 """Number of fine bins of the log-ratio histogram that become one bin of the histogram in a Result."""
 HEXAGONS = 26
-"""Number of hexagons along each axis of the joint distribution of rollout and trainer probabilities."""
+"""Number of hexagons from rollout probability 0 to 1, in the joint distribution of rollout and train probability."""
 CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
 """Number of token ids in a Result: before each of the worst tokens, and at the start of each of the worst sequences."""
 
 
 def build_result(reading: DumpReading, accumulator: Accumulator, turns: Accumulator | None = None) -> model.Result:
-    """Build the Result. `turns` contains the sums per turn, or `None` without `--by turn`."""
+    """Build the Result. `turns` contains sums over single turns, or `None` if sequences are not split into turns."""
     dump, plan = reading.dump, accumulator.plan
     runs = {name: _build_run(name, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     if turns is not None:
@@ -560,7 +560,7 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
     columns[TURN_COLUMN] = in_order if turn_numbers is None else turn_numbers[starts]
     columns["prompt_id"] = cluster_hashes(batch)[sequence]
     impossible, near = batch.impossible, batch.impossible_near
-    if impossible is not None and near is not None:  # with a turn column: count per turn
+    if impossible is not None and near is not None:  # count the impossible tokens of each turn
         before = np.append(np.where(in_order > 1, near[starts, 2], 0), 0)
         own = np.where(np.append(in_order[1:], 1) > 1, before[1:], impossible[sequence]) - before[:-1]
         impossible = near[starts, 1] if turn_numbers is None else own
@@ -663,7 +663,7 @@ def analyze(
     # columns to break metrics down by. For `turn`, each turn counts as a sequence, and corrections are not measured.
     by: Sequence[str] = (),
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
-    framework: Framework | None = None,  # also compute what it logs. This keeps the tokens of a step in memory.
+    framework: Framework | None = None,  # also compute the metrics that it logs. This keeps a step in memory.
     log: RunLog | None = None,
     every_cluster: bool = False,  # store cluster tables with all columns and more clusters, for gate and compare
     findings: bool = True,

@@ -35,7 +35,7 @@ from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogCo
 
 MAX_LOG_BYTES = 1 << 30
 """Reading a log with more bytes is an error."""
-_MIN_DIGITS = 4  # a name with shorter numbers may have lost trailing zeros, so it gets the digits of the whole log
+_MIN_DIGITS = 4  # with fewer digits, a metric may have lost trailing zeros, so the digits of the whole log are used
 _REMEDY = "pass the run's log: JSON lines, TensorBoard events or CSV"
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
 
@@ -68,7 +68,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Return the metric name of each column, without the W&B prefix "RUN - ". Other columns (steps) become ""."""
+    """Return the metric name of each column, without the W&B prefix "RUN - ". Columns without a metric become ""."""
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
@@ -310,7 +310,7 @@ def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
 
 
 def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
-    """Describe the order of the changes of K3 and of the log's health metrics, such as the reward."""
+    """Describe in which order K3 and health metrics (such as reward) changed. If K3 or all others did not: ""."""
     changes = [
         ("K3", k3),
         *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
@@ -385,7 +385,7 @@ def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
 
 
 def _correlation_scale(x: Float64s, y: Float64s) -> float:
-    """Return the increase of the variance of a correlation by autocorrelation, as a factor (Bartlett 1946)."""
+    """Return how many times larger autocorrelation makes the variance of a correlation (Bartlett 1946)."""
     most = min(_MAX_LAG, len(x) // 4)
     return max(
         1.0, 1 + 2 * sum(_lagged_correlation(x, x, k) * _lagged_correlation(y, y, k) for k in range(1, most + 1))
@@ -393,7 +393,7 @@ def _correlation_scale(x: Float64s, y: Float64s) -> float:
 
 
 REPLAY_COLUMNS = ("micro_batch", "rollout_ids")
-"""Columns that tell which rows a framework adds up for one logged value."""
+"""Columns with groups of rows: a framework adds up the rows that have the same value in one of these columns."""
 StepTables = list[tuple[RunStep, pa.Table]]
 """Pairs ((run, step), table with rows of this step), in the order of the dump."""
 
@@ -540,7 +540,7 @@ def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
 def compare_metrics(
     log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
 ) -> MetricLogComparison | None:
-    """Compare logged values with `metrics`. Ignore float32 rounding. `called` maps logged names to metric keys."""
+    """Compare logged values with `metrics`, and accept float32 rounding. `called` maps logged names to metric keys."""
     found = {}
     for name, key in called.items():
         values = metrics.get(key, [None] * len(labels))
@@ -557,7 +557,7 @@ class _LoggedPair(NamedTuple):
     dump: float  # from the dump, computed in float64
     rounded: float  # from the dump, with float32 rounding
     log: float
-    unit: float  # one unit of the last digit that the log prints
+    unit: float  # one unit of the last digit that the log prints, plus the rounding error of a metric
 
     @property
     def size(self) -> float:
