@@ -92,7 +92,7 @@ def init(
 ) -> None:
     """Print or insert the code that records a dump, or set up a CI job.
 
-    `mismatchctl init NAME` prints the code for a framework, and the places in the framework's source to insert it.
+    `mismatchctl init NAME` prints the code for a framework, and the file and line where you have to insert it.
     `mismatchctl init ci` writes a recording script, a file of prompts and a CI workflow to the working directory.
     """
     if name == CI:

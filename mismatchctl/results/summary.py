@@ -114,7 +114,7 @@ def classify_k3(k3: Value | None) -> K3Standing:
         return K3Standing(range=name, text=RANGE_TEXTS[name])
     name = next((name for name, end in ends.items() if value < end), "above")
     sure = k3.se is None or all(abs(value - end) >= 2 * k3.se for end in ends.values())
-    across = "" if sure else "; within two standard errors, K3 may also be in the next range"
+    across = "" if sure else "; within two standard errors, K3 may also be in a neighboring range"
     return K3Standing(range=name, sure=sure, text=f"{RANGE_TEXTS[name]}{across}")
 
 

@@ -146,7 +146,7 @@ def test_too_little_data_is_undecided() -> None:
     few = verdict(result(noisy(4, 1.0, 1)), base).checks[0]
     assert few.outcome == "undecided" and "clusters" in few.reason
     wanted = only(verdict(result(noisy(20, 1.0, 1)), base, "k3:increase=25%,sequences=21"))
-    assert wanted.outcome == "undecided" and wanted.reason == "the rule needs 21 sequences, and the dump has 20"
+    assert wanted.outcome == "undecided" and wanted.reason == "the rule needs 21 sequences, found 20"
 
 
 def test_a_missing_baseline_is_undecided() -> None:

@@ -134,7 +134,7 @@ def test_rules_and_comparisons_work_by_turn(tmp_path: Path) -> None:
         "gate", path, "--rule", "k3:per=turn,max=1e-9", code=4
     )  # too few responses for a cause, but the turn is named
     assert re.search(r"K3 at most 1e-9 in turn 3 +undecided +0\.0\d+", done.stdout)
-    assert "K3 at most 1e-9 in turn 3: the rule needs at least 5 clusters, and the dump has 1" in done.stdout
+    assert "K3 at most 1e-9 in turn 3: the rule needs at least 5 clusters, found 1" in done.stdout
     other = write(tmp_path / "b.parquet", columns())
     command.run("compare", path, other, "--by", "turn", code=0)
     command.run("sweep", path, "--geo", "1.001:1.01:3", "--by", "turn", code=2)

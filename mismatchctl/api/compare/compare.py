@@ -281,7 +281,7 @@ def _set_p_value(change: model.Change, alone: float, p: float, tests: int) -> mo
         if alone < level:
             note = f"p = {alone:.2g} alone, {p:.2g} after correction for {tests} tests"
         else:
-            note = f"p = {alone:.2g}: clusters with random labels often differ as much, so the interval is too narrow"
+            note = f"p = {alone:.2g}: randomly relabeled clusters often differ as much, so the interval is too narrow"
     return change.model_copy(update={"p": p, "significant": p < level, "note": note})
 
 

@@ -403,7 +403,7 @@ def describe_method(comparison: Comparison) -> str:
     several = " of all comparisons" if len(comparison.contrasts) > 1 else ""
     return (
         f"Intervals are {100 * comparison.confidence:.0f}% percentile intervals over resampled clusters, for each "
-        f"metric alone. P-values come from clusters with random labels. The {len(PRIMARY_METRICS)} main "
+        f"metric alone. P-values come from permutation tests of the clusters. The {len(PRIMARY_METRICS)} main "
         f"metrics{several} share a family-wise error rate of {level} (Holm). All other metrics share a "
         f"false-discovery rate of {level} (Benjamini and Hochberg), and so do the metrics of corrections."
     )

@@ -446,9 +446,9 @@ def _find_limits(case: _Case) -> tuple[float, float, float] | None:
 
 def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
     if check.sequences < rule.sequences:
-        return f"the rule needs {rule.sequences:,} sequences, and the dump has {check.sequences:,}"
+        return f"the rule needs {rule.sequences:,} sequences, found {check.sequences:,}"
     if clusters is not None and clusters < MIN_CLUSTERS:
-        return f"the rule needs at least {MIN_CLUSTERS} clusters, and the dump has {clusters}"
+        return f"the rule needs at least {MIN_CLUSTERS} clusters, found {clusters}"
     return ""
 
 

@@ -90,7 +90,7 @@ class Rule(BaseModel):
     min: FiniteNumber | None = Field(default=None, description="smallest value that passes")
     increase: Allowance | None = Field(default=None, description="allowed rise over the baseline: 20%, 1e-4, 20%+1e-4")
     decrease: Allowance | None = Field(default=None, description="allowed fall below the baseline, such as 20%")
-    sequences: Count = Field(default=0, description="if the dump has fewer sequences, the check is undecided")
+    sequences: Count = Field(default=0, description="if the run, step or column value has fewer sequences: undecided")
 
     @model_validator(mode="after")
     def _in_order(self) -> Rule:

@@ -465,7 +465,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
             make_fact("affected", affected, "estimated share of tokens with the log-prob of the likeliest token"),
             make_fact("other_way", other_way, "tokens far below / far above the other side: 0.5 or more for noise"),
             make_fact("sum_of_both", most, "99% quantile of the sum of both probabilities: at most 1 for two tokens"),
-            make_fact("between", between, "tokens just above noise / tokens far above: small if all others agree"),
+            make_fact("between", between, "tokens just above noise / far above it: small if the other tokens agree"),
             make_fact("ratio_mean_minus_one", mean, f"{name}: 0 if the column belongs to the sampled tokens"),
             make_fact("z", z, f"{name} in standard errors"),
         ),

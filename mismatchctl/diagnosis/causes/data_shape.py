@@ -308,7 +308,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
     evidence = [
         make_share_fact("identical_sequences", same, long, "share of rows that are bit-identical on the two sides"),
         make_fact("noise_of_the_rest", rest.noise, "noise of the logits in the other rows"),
-        make_fact("clumping_z", z, "streaks of equal rows minus chance, in standard errors", against=z > _BATCH_Z),
+        make_fact("clumping_z", z, "streaks of identical rows minus chance, in standard errors", against=z > _BATCH_Z),
     ]
     if pure is not None:
         meaning = "share of rows of the same kind (identical or different) as most rows of their micro-batch"

@@ -557,7 +557,7 @@ def _match_rows(case: Case) -> Detection | None:
         evidence=(
             make_fact("sequences", share, "share of the rows whose two sides are farther apart"),
             make_fact("times", found.times),
-            make_fact("variance", found.variance, "variance over rows of log |difference|: below 0.6 for one kind"),
+            make_fact("variance", found.variance, "variance of log |difference| over rows: below 0.6 if all are alike"),
         ),
         where={"sequences": percent(share)},
         examples=case.find_loudest(found.louder),

@@ -395,7 +395,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
             make_fact("halfway", early, "mean difference, middle / first version: above 1 if the growth is steady"),
             make_fact("growth_z", rise_z, "growth with the trainer's version at equal lag, in standard errors"),
             make_fact("growth_by_version", rise, "slope of the log difference over the logarithm of the versions"),
-            make_fact("lag_z", own_z, "growth with the recorded lag, in standard errors: 0 if it is wrong"),
+            make_fact("lag_z", own_z, "growth with the recorded lag, in standard errors: 0 if this lag is wrong"),
             make_fact("systematic", shared, against=not tied),
         ),
         where={"steps": "all, from the first on"},

@@ -498,7 +498,7 @@ SPREAD_METRICS = (
             f"F({tau:g}), ratios more than {tau:g} times off",
             "fraction",
             f"share of tokens with max(exp(x), exp(-x)) > {tau:g}",
-            f"Share of tokens whose ratio is above {tau:g} or below its inverse.",
+            f"Share of tokens whose ratio is above {tau:g} or below 1/{tau:g}.",
             "mismatchctl",
             NO_TOKEN,
             read_formula(f"{column} / tokens"),

@@ -215,7 +215,7 @@ def comparison_of_corrections(result: model.Result) -> doc.Table:
         doc.Column("fresh batch rejects", lambda row: _fresh_batch_cell(runs[row[1]].fresh_batches.get(row[2])), drop=4,
                    description="predicted share of rejected tokens in a new batch, with its 95% interval"),
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
-        doc.Column("data needed", needed, description="data that gives the ESS without a correction, as a factor"),
+        doc.Column("data needed", needed, description="times the data to reach the ESS without a correction"),
     ]  # fmt: skip
     caption = "Percentages of tokens refer to all valid tokens. A fresh batch is a new batch with the size of a step."
     places = [row[0] for row in rows] if several else ()
