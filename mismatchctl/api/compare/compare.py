@@ -49,7 +49,7 @@ def compare(
     by: Sequence[str] = (),
     **options: Unpack[ReadOptions],
 ) -> model.Comparison:
-    """Compare each of the other runs with the first run. One dump or Result may contain several runs."""
+    """Compare every run after the first with the first run. A dump or Result may contain several runs."""
     read = partial(analyze, corrections=corrections, by=by, every_cluster=True, findings=False, **options)
     sources, warnings = _read_sources(paths, read)
     samples = [build_run_sample(source.run) for source in sources]
@@ -214,7 +214,7 @@ NOT_RESAMPLED_REASON = (
 TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
 _RELATIVE_UNITS = ("nats", "nats/token")
 _EQUALITY_TOLERANCE = 1e-12
-"""Two values with a smaller relative difference are equal. The order of rows alone can cause such a difference."""
+"""Values with at most this relative difference count as equal, because the order of rows changes the rounding."""
 
 
 def compare_metrics(
@@ -242,7 +242,7 @@ def permutation_p_values(
 ) -> dict[str, float]:
     """Return a two-sided p-value for each metric, from the permutation test that `gate` also uses.
 
-    If both Results contain LAYER_COLUMNS (see core/bins.py), the test of K3 also detects changes of a few tokens.
+    For Results with LAYER_COLUMNS (core/bins.py), K3 gets several tests (LEVEL_SHARES), not only one of its mean.
     """
     reference, other = samples
     if not metrics or not all(map(len, samples)):
@@ -346,7 +346,7 @@ _REPLICATES = 2048
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Token count and mean K3 for each part of a run, such as each step. B is the number of parts: arrays [..., B]."""
+    """Token count and mean K3 of each part of a run, such as each step. The arrays have the shape [..., parts]."""
 
     tokens: Float64s
     k3: Float64s
@@ -354,7 +354,7 @@ class PartMeans:
 
     @classmethod
     def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
-        """Sort the `columns` (tokens, K3, standard error), whose labels are `own`, in the order of `keys`."""
+        """Select the parts `keys` from `columns` (tokens, K3, error) of the parts `own`. Absent parts get 0 tokens."""
         where = {key: index for index, key in enumerate(own)}
         found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
         tokens, k3, se = np.array(found, np.float64)
@@ -367,7 +367,7 @@ class PartMeans:
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return the change of the mean K3 due to each part's token share, and due to its own K3. Both are [..., B]."""
+    """Return (mix, level), [..., parts]: the change of mean K3 due to each part's token share, and due to its K3."""
     before, after = reference.shares, other.shares
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
@@ -461,7 +461,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
-    """Find the parts whose share of the change of K3 is far above their share of the first run's K3."""
+    """Return the parts with at least 75% of the change of K3, and 1.5 times their share of the first run's K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None
@@ -482,7 +482,7 @@ def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.C
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """Select the adjacent parts whose share of the change (`carried`) exceeds their `weight` most."""
+    """Return a mask of the adjacent parts whose share of the change (`carried`) most exceeds their share `weight`."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

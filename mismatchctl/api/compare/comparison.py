@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FORMAT = 5
 """Version of the JSON of a Comparison. It increases if a key is removed or changes its meaning."""
 CONFIDENCE = INTERVAL_LEVEL
-"""Confidence level of all intervals. A change is significant if its p-value is below 1 - CONFIDENCE."""
+"""Confidence level of all intervals. A change is significant if its adjusted p-value is below 1 - CONFIDENCE."""
 
 Interval = tuple[float, float]
 ValuePair = tuple[float | None, float | None]
@@ -61,8 +61,8 @@ class Change(FiniteModel):
     `difference` is other minus reference, with a 95% `interval` from resampled clusters. `p_alone` is the two-sided
     p-value of this metric. `p` is the same p-value after adjustment for the number of tests. `significant` means that
     `p` is below 0.05. `note` explains why a change is not significant although its interval excludes 0. `relative` is
-    the difference divided by the reference run's value. `better` is true if the compared run has the better value.
-    `status` is "ok", or the reason why the difference or the interval is null.
+    the difference divided by the reference run's value, for metrics in nats. `better` is true if the compared run has
+    the better value, and null if neither has. `status` is "ok", or why the difference or the interval is null.
     """
 
     reference: Value
@@ -83,10 +83,10 @@ class Contribution(FiniteModel):
     """The contribution of one part of the data to the change of K3.
 
     A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens with `low` <= position < `high`
-    (or another quantity). Null means no limit. A step or a value has a `label` instead. `tokens` is the part's share of
-    all tokens, and `k3` is its mean K3, both as (reference run, compared run). `mix` is how much of the run's change of
-    K3 is due to changed `tokens`, and `level` how much is due to changed `k3`. `se` is the standard error of the sum
-    `mix + level`, but of `level` alone for a bin or without cluster tables.
+    (or another quantity). If `high` is null, there is no upper limit. A step or a value has a `label` instead. `tokens`
+    is the part's share of all tokens, and `k3` is its mean K3, both as (reference run, compared run). `mix` is how much
+    of the run's change of K3 is due to changed `tokens`, and `level` how much is due to changed `k3`. `se` is the
+    standard error of the sum `mix + level`, but of `level` alone for a bin or without cluster tables.
     """
 
     label: Label = None
@@ -119,9 +119,9 @@ class Carrier(FiniteModel):
 
 
 class Decomposition(FiniteModel):
-    """The change of K3 (`difference`), split among parts of the data: position bins, steps, or values of a column.
+    """The change of K3 (`difference`), split among bins of a quantity (such as the position), steps, or column values.
 
-    `level` is the change due to the K3 of parts, `mix` due to their token shares. `parts` begins with the largest.
+    `level` is the change due to the parts' K3, and `mix` due to their token shares. The largest of `parts` is first.
     """
 
     quantity: str
@@ -215,7 +215,7 @@ class Comparison(View, FiniteModel):
 
 UNMEASURED_CHANGE = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
 PRIMARY_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence")
-"""Metrics that decide whether a run is worse. The chance of a false alarm is 5% for all these metrics together."""
+"""Metrics that decide whether a run is better or worse. The chance of any false alarm in all runs is at most 5%."""
 MAIN_METRICS = (
     "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "chi2_token", "ess_token", "ess_sequence",
     "prob_corr", "khat_token", "bitwise_share", "drift_k3",
@@ -224,7 +224,7 @@ MAIN_METRICS = (
 MAX_LABELS = 6
 """Sentences of the comparison list at most this number of steps or column values."""
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
-"""Metrics that show if a correction has an effect. If all are 0 in two runs, the comparison leaves it out."""
+"""Metrics that show whether a correction has an effect. If all are 0 in both runs, the correction is not shown."""
 UNCLEAR_RISE = 0.25
 """If a change of K3 is not significant, but its interval includes a rise above 25%, the answer is "unclear"."""
 MIN_MIX_SHARE = 0.1
@@ -245,7 +245,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge by the first significant change of PRIMARY_METRICS. Without such a change, judge by K3 and the rest."""
+    """Judge by the first significant change of PRIMARY_METRICS. If there is none, judge by K3 and other metrics."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:
@@ -377,7 +377,7 @@ def format_part(decomposition: Decomposition, part: Contribution) -> str:
 
 
 def _format_bounds(quantity: str, low: float, high: float | None) -> str:
-    """Format the bounds of a bin, such as `513 to 1,024`. Surprisals are converted to probabilities."""
+    """Format the bounds of a bin, such as `512 to 767`. Surprisals are converted to probabilities."""
     if quantity == "surprisal":
         bottom, top = None if high is None else format_number(math.exp(-high)), format_number(math.exp(-low))
         if low == 0:

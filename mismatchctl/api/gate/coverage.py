@@ -23,7 +23,7 @@ from mismatchctl.stats.samples import ClusterSample, build_run_sample
 def find_incompatibility(
     target: RuleTarget, run: str, result: Result, baseline_run: str, baseline: Result
 ) -> str | None:
-    """Return the reason why `target` cannot be compared with the baseline, such as another data type, or None."""
+    """Return why `target` cannot be compared with the baseline, such as another data type, or None if it can."""
     stored = storage_types(baseline, baseline_run)
     for column, dtype in storage_types(result, run).items():
         if dtype != stored[column]:
@@ -46,15 +46,16 @@ def find_incompatibility(
 class Tolerances:
     """Limits for the checks in this module. If a limit is exceeded, the check is undecided."""
 
-    max_skipped: float = 0.01  # allowed share of bad sequences, tokens or files, and of repeated sequences
-    max_missing: float = 0.05  # allowed share of the baseline's steps, or of its responses, that the dump lacks
-    allow_different_model: bool = False
+    max_skipped: float = 0.01  # allowed share of bad sequences, tokens or files, and rise of the share of repeats
+    max_missing: float = 0.05  # allowed share of missing steps or responses, and rise of the share of empty ones
+    allow_different_model: bool = False  # True: do not check that model, engine and tokenizer are the same
 
 
 _MUCH_SMALLER_SHARE = 0.75
 """The verdict contains a note if the dump has fewer than 75% of the baseline's tokens, sequences or steps."""
 _MIN_SMALLER_PROMPTS = 8
-"""Number of prompts with fewer tokens than in the baseline that makes response_mask suspect (by chance: 1 in 256)."""
+"""response_mask is suspect if at least this number of prompts, and most of them, have fewer tokens than in the
+baseline. By chance, all of 8 prompts have fewer tokens in 1 of 256 dumps."""
 _PAIRED_SHARE = 0.5
 """Missing responses are only reported if dump and baseline share at least half of the smaller one's clusters."""
 _WHOLE_FILE = "file"
@@ -135,7 +136,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files. For unreadable files, estimate these from the size."""
+    """Check the shares of skipped sequences, tokens and files. The size of an unreadable file gives an estimate."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -211,7 +212,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """For rules with `per`, yield an undecided check for each baseline step or column value that the dump lacks."""
+    """Check that the dump has each baseline step or column value that a rule judges. Skip steps if none is shared."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue
@@ -228,7 +229,7 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
-    """Check for responses without valid tokens, and for steps and responses of the baseline that the dump lacks."""
+    """Check for empty responses. If the dump overlaps the baseline, also check for missing steps and responses."""
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
         reason = (
@@ -291,13 +292,13 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
 
 
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
-"""The share of masked tokens is suspicious if it exceeds the baseline's share by 0.005 and by a factor of 1.5."""
+"""The share of masked tokens is suspicious if it exceeds the baseline's by over 0.005, and by a factor over 1.5."""
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
 """A mask is suspicious if it masks at least 0.2% of the tokens with log-probs, and at least half of the masked tokens
 have a larger |log ratio| than 99.9% of the valid tokens."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
 _RARE_IDENTICAL_RISE, _RARE_IDENTICAL_FACTOR = 0.02, 3.0
-"""Bit-identical tokens are suspicious if their share exceeds the baseline's by more than 0.02 and by a factor of 3."""
+"""Bit-identical tokens are suspicious if their share exceeds the baseline's by 0.15, or by 0.02 and a factor of 3."""
 _TOO_GOOD_GAP, _TOO_GOOD_K3, _TOO_GOOD_Z = 3.0, 30.0, 4.0
 _SCALE, _SCALE_OF_SAME_TOKENS, _PROBABILITY_DISTANCE = 2.0, 1.05, 0.25
 _LENGTH_RANGE, _LENGTH_Z = 0.75, 4.0
@@ -344,9 +345,8 @@ def _check_repeated(name: str, new: RunContent, old: RunContent | None, most: fl
         return
     reason = (
         f"{new.repeated:,} of {new.sequences:,} sequences repeat another sequence, with {_percent(shares[1])} "
-        "of the tokens "
-        f"({new.example or 'equal log-probs'}). Keep one copy of each sequence, or "
-        f"allow more with {option('max_skipped')}"
+        f"of the tokens ({new.example or 'equal log-probs'}). Keep one copy of each sequence, or allow more with "
+        f"{option('max_skipped')}"
     )
     yield undecided_check(name, "repeated sequences", reason)
 
@@ -391,7 +391,7 @@ def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iter
 
 
 def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check for too many bit-identical log-probs, as if one column was saved both as rollout and as train."""
+    """Check for too many bit-identical log-probs (one column saved twice?), unless a rule requires all of them."""
     if any(rule.metric == "bitwise_all" and rule.min is not None for rule in rules):
         return
     share, before = _value(run, "bitwise_share"), None if accepted is None else _value(accepted, "bitwise_share")

@@ -118,7 +118,7 @@ def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
 
 
 def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
-    """Return what to compare `place` with: the same column value in the baseline, or `whole` for a run or step."""
+    """Return the part of the baseline to compare `place` with: the same column value, or `whole` (the whole run)."""
     if place.per in ("overall", "step") or place.groups is None:
         return whole
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
@@ -138,7 +138,7 @@ _FEW_TOKENS_REASON = (
     "above the limit because of a few tokens. Their effect cannot be judged with this number of sequences"
 )
 _FAR_FACTOR = 3.0
-"""A check passes up to this multiple of its limit if only a few tokens cause the excess, and it is not significant."""
+"""If only a few tokens cause an excess that is not significant, a check passes up to this multiple of its limit."""
 _DILUTED_REASON = "above the limit on the baseline's prompts, but the dump's other prompts hide this rise"
 _DIFFERENT_TOKENS_REASON = "the dump lacks the tokens of the baseline. Score the same prompts and responses again"
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
@@ -225,7 +225,7 @@ def _check_level(level: float) -> None:
 
 
 def _confirm_failure(check: Check, *, significant: bool) -> None:
-    """If a failure is not significant, let the check pass (the value is within its limit) or make it undecided."""
+    """If a failure is not significant, make it undecided, or passed if the value is allowed (see _FAR_FACTOR)."""
     exceeds = exceeds_limit(check)
     if significant:
         check.reason = "" if exceeds else STATISTIC_REASONS.get(check.statistic, "")
@@ -422,7 +422,7 @@ def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(case: _Case) -> tuple[float, float, float] | None:
-    """Return the limit from the baseline's value, and the limits from the low and high end of its 95% interval."""
+    """Return limits from the baseline's value and both ends of its 95% interval. They are equal for `max` or `min`."""
     check, bound = case.check, case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound

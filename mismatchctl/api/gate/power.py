@@ -25,14 +25,14 @@ from mismatchctl.stats.resampling import count_relabelings
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence
 
 MIN_CLUSTERS = 5
-"""Minimum number of clusters for a test. If dump and baseline share only 4 clusters, p < 0.05 is impossible."""
+"""Minimum number of clusters for a test. If dump and baseline have the same 4 clusters, p < 0.05 is impossible."""
 STATED_POWER, TARGET_POWER = 0.8, 0.9
 """The gate reports the smallest rise that makes 80% of dumps fail (STATED_POWER). Simulations overstate this share by
 up to 0.1 for heavy tails, so the rise must make 90% of simulated dumps fail (TARGET_POWER)."""
 _MAX_FACTOR = 100.0  # rises by a larger factor are not tried
 _POWER_DRAWS = 1024
-_MAX_EXACT_CLUSTERS = 64  # with far more clusters, groups of them are merged to save time
-_MIN_RESOLVED_LEVEL = 0.01  # for a smaller level, this level's critical p-value is scaled down
+_MAX_EXACT_CLUSTERS = 64  # from 128 clusters on, clusters are merged to save time. This hardly changes means
+_MIN_RESOLVED_LEVEL = 0.01  # smaller levels need more draws, so their critical p-value is scaled from this level
 _SEED = 20251122  # fixed, so that equal data gives equal answers
 _POWER_QUANTILE = NormalDist().inv_cdf(STATED_POWER)
 _LOST_INDEX = 3  # index of the statistic "lost" in the list from `k3_statistics`
@@ -40,7 +40,7 @@ _LOST_INDEX = 3  # index of the statistic "lost" in the list from `k3_statistics
 
 @dataclass(frozen=True)
 class ClusterSizes:
-    """Number of clusters in the new dump and in the baseline (`old`). `shared` clusters are in the two dumps."""
+    """Number of clusters in the new dump (`new`), in the baseline (`old`), and in both of them (`shared`)."""
 
     new: int
     old: int
@@ -58,7 +58,7 @@ class ClusterSizes:
 
 
 class _SimulatedGate:
-    """Applies the gate to simulated dumps. These are random clusters of the real dumps, with a higher metric.
+    """Applies the gate to simulated dumps, which consist of random clusters of the real dumps, with a higher metric.
 
     Without a `baseline`, simulated dumps and baselines are both drawn from `sample`, without common clusters.
     """
@@ -87,7 +87,7 @@ class _SimulatedGate:
 
     @property
     def is_possible(self) -> bool:
-        """Return True if the metric is above 0, and there are enough clusters for a significant result at `level`."""
+        """Return True if the metric is finite and above 0, and the number of clusters allows a significant result."""
         value = self._metric.of(self._sample)
         finite = self._layers is None or bool(np.isfinite(self._layers.k3).all())
         return self._sizes.least_p <= self._level and math.isfinite(value) and value > 0 and finite
@@ -111,7 +111,7 @@ class _SimulatedGate:
         return bool(power >= TARGET_POWER)
 
     def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
-        """Return test statistics of all clusters with a rise by `factor`, the same without it, and test weights."""
+        """Return [statistics with a rise, statistics without it], each [clusters, tests], and test weights [tests]."""
         layers, sizes, sample = self._layers, self._sizes, self._sample
         if layers is None:
             statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
@@ -137,7 +137,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Return the deviations from the mean, enlarged if a few clusters dominate, because their noise looks too small."""
+    """Return deviations from the mean, enlarged if a few clusters dominate, because a few clusters understate noise."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
@@ -196,7 +196,7 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 def detectable_factor(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the smallest increase that the gate detects, if any. For example, 2.0 means a doubled metric."""
+    """Return the smallest rise that the gate detects as a factor, such as 2.0 for a doubled metric, or else None."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     simulated = _SimulatedGate(sample, baseline, sizes, metric, allowance, level)
     return _find_smallest(simulated.detects, _MAX_FACTOR) if simulated.is_possible else None
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return how many clusters p <= `level` needs. With `baseline` (its cluster count), the dumps share no cluster."""
+    """Return how many clusters p <= `level` needs, if the baseline has the same ones, or `baseline` different ones."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1

@@ -88,7 +88,7 @@ def make_forecasts(
 def _forecast_step(groups: pl.LazyFrame, run: str, name: str, point: int, ahead: float) -> list[Prediction]:
     own = (pl.col("run") == run) & (pl.col("correction") == name) & (pl.col("point") == point)
     rows = groups.filter(own & (pl.col("scope") == "group")).select("group", *REJECTION_METRICS).collect()
-    steps = rows["group"].cast(pl.Float64, strict=False).to_list()  # text if a `--by` value is not a number
+    steps = rows["group"].cast(pl.Float64, strict=False).to_list()  # text unless all steps and values are numbers
     return [predict_at_step(key, steps, rows[key].to_list(), ahead) for key in REJECTION_METRICS]
 
 
@@ -113,7 +113,7 @@ class SolvedThreshold:
     rule: str  # description of the rule, such as "token weights truncated at x"
     correction: dict[str, Any] | None = None  # the correction with this threshold, or None if no threshold is found
     threshold: float | None = None  # the value of x in `rule`
-    # 95% interval of `threshold`. An end beyond all tried thresholds is None. With one cluster, no interval.
+    # 95% interval of `threshold`. An end beyond all tried thresholds is None. With one cluster, `interval` is None.
     interval: tuple[float | None, float | None] | None = None
     reached: float | None = None  # value of the metric at this threshold
     status: str = "ok"  # "ok", or the reason why no threshold is given
@@ -134,7 +134,7 @@ class Sweep(View):
     - `targets`: the thresholds that meet the requested targets, such as 1% rejected tokens.
     - `forecasts`: the requested predictions, such as for longer responses.
     - `by`: the columns of the dump that `groups` is broken down by.
-    - `summary`: for each run, a list of lines on the points that reject the fewest tokens and on the targets.
+    - `summary`: for each run, sentences about the targets and the point of each correction that rejects least.
     """
 
     studies: tuple[Study, ...]
@@ -232,7 +232,7 @@ _ROUNDING_BITS = 33  # about ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Return True for each point on the Pareto front. `costs` has one row per point. Lower costs are better."""
+    """Return True for each point on the Pareto front. `costs` is [points, objectives]. Lower costs are better."""
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # one contiguous row per objective is faster
     for row in np.lexsort(costs.T[::-1]):
@@ -329,7 +329,7 @@ POINT_METRICS = {
     "weight_bias": ("ratio", 2),
     "k3_kept": ("nats/token", 1),
 }
-"""Unit and priority of each metric. If a table is too wide, metrics with the largest priority are left out first."""
+"""Metric -> (unit, order of removal). Narrow terminals drop the columns with the largest number first, never 0."""
 TARGET_TEXTS = {
     "rejected_tokens": "of tokens rejected",
     "rejected_sequences": "of sequences rejected",
@@ -337,7 +337,7 @@ TARGET_TEXTS = {
 }
 _THRESHOLD_DIGITS = 6
 _WIDE_INTERVAL, _MIN_DISTANCE = 0.02, 1e-3
-"""If an interval is wider than 2%, an end within 0.1% of 0 or 1 is shown as "< 0.1%" or "> 99.9%"."""
+"""In an interval of at least 2 percentage points, an end within 0.1% of 0 or 1 is shown as "< 0.1%" or "> 99.9%"."""
 
 SweepRow = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -577,8 +577,8 @@ def write_sweep(sweep: Sweep, path: Path) -> None:
         table = replace_nonfinite_in_table(sweep.all_rows())
         if path.suffix == ".json":
             temporary.write_text(sweep.to_json(), encoding="utf-8")
-        elif path.suffix == ".csv":  # remove control characters, escape formulas
-            text = selectors.string().as_expr()  # polars 1 needs `as_expr`, polars 2 does not
+        elif path.suffix == ".csv":  # replace control characters, escape formulas
+            text = selectors.string().as_expr()  # polars 1 needs this conversion
             shown = text.str.replace_all(CSV_CONTROLS, "\N{REPLACEMENT CHARACTER}")
             table.with_columns(shown.str.replace_all(FORMULA_START, "${1}'${2}").name.keep()).sink_csv(temporary)
         else:

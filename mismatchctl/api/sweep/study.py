@@ -36,7 +36,7 @@ class ThresholdAxis:
     # [-x, x] if the gate's statistic is not the ratio.
     path: str
     values: tuple[AxisValue, ...]  # in the order that the user gave
-    log: bool = False  # True if the values are spaced geometrically
+    log: bool = False  # True if charts show the values on a log scale
 
     @cached_property
     def is_numeric(self) -> bool:
@@ -117,7 +117,7 @@ class Study:
         return self.grid.correction(point)
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """Return one correction per setting of the rule at `path`, and the index of each point's correction."""
+        """Return (corrections, index per point): one correction for each setting of the rule that contains `path`."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 
@@ -196,7 +196,7 @@ def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis
 
 
 def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, object]]) -> list[Study]:
-    """Return one study per correction. `vary` contains (field, values): values are a list, or text such as `1:4:30`."""
+    """Return one study per correction. `vary`: (field, values). Values are a list, or `1:4:30` for 30 from 1 to 4."""
     if vary and not corrections:
         needed = wording(python="a correction to vary", command="--correction or --config")
         raise ConfigError(f"{option('vary')} needs {needed}")
@@ -216,7 +216,7 @@ def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, o
 
 
 def validate_study(study: Study) -> Study:
-    """Return the study. Raises ConfigError if it has too many points, or a point that is not a valid correction."""
+    """Return the study. Raises ConfigError for a repeated field, too many points, or a point that is not valid."""
     paths = [axis.path for axis in study.axes]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
@@ -296,6 +296,6 @@ DEFAULT_STUDIES = (
     _default_study("geo", "mean log ratio", {"gates": [_GEOMETRIC]}, "gates.0.keep", (1.0001, 1.1), 1.001),
     _default_study("veto", "any token below", {"gates": [_VETO]}, "gates.0.keep.0", (1e-7, 0.1), 1e-4),
 )  # fmt: skip
-"""The studies of a sweep if the user chooses no correction. Their ranges include the thresholds in papers, framework
-documentation and presets: weights truncated at 1.5 to 10, sequence ratios rejected above 1.5 or more, geometric means
-rejected if they are 0.0002 to 0.01 away from 1, and token ratios below 1e-6 to 1e-2 vetoed."""
+"""The studies of a sweep if the user chooses no correction. They do not depend on the data. Their ranges include the
+thresholds in papers, framework documentation and presets: weights truncated at 1.5 to 10, sequence ratios rejected
+above 1.5 to tens, geometric means rejected 0.0002 to 0.01 away from 1, and token ratios vetoed below 1e-6 to 1e-2."""

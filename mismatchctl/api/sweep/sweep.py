@@ -67,7 +67,7 @@ TargetValue = tuple[str, float]
 TARGET_REJECTIONS = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
 ESS_METRIC = "ess_token"
 
-_DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # |log(threshold)| that the first pass tries
+_DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # values of |log(threshold)| that the first pass tries
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ThresholdRule:
     threshold: Callable[[float], float]  # converts a distance, |log(threshold)|, to the threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return the values to compare with log(threshold), and the number of tokens or sequences of each value."""
+        """Return the values to compare with |log(threshold)|, and the number of tokens or sequences with each value."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
@@ -222,7 +222,7 @@ class TargetBracket:
     place: int  # the target is met at grid point `place` - 1 or `place`, but not at the other one
     bins: Float64s  # tokens or sequences per bin, [1, BINS]. For the ESS, also sums of w and w^2, [3, BINS]
     reached: float  # value of the metric at the grid point that meets the target
-    # 95% interval of the threshold, as distances. An end outside the grid is None. With one cluster, no interval.
+    # 95% interval of the threshold, as distances. Ends outside the grid are None. With one cluster, `interval` is None.
     interval: tuple[float | None, float | None] | None
 
     def select(self, distances: Float64s, mass: Float64s) -> tuple[Float64s, Float64s]:
@@ -551,7 +551,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
-    """Read the dump again to measure the threshold that meets each target. A target without a threshold gives {}."""
+    """Read the dumps again to compute the metrics at the threshold of each target. A target without one gives {}."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:
