@@ -116,7 +116,7 @@ class Answers(DocumentPart):
 
 @dataclass(frozen=True)
 class RunCard:
-    """The summary of run number `index`, if there are several runs. `anchor` is the section with its details."""
+    """The summary of the run at position `index`, one of several runs. `anchor` is the section with its details."""
 
     index: int
     name: str

@@ -367,10 +367,10 @@ class SidesGroup(FiniteModel):
 class Sides(FiniteModel):
     """Errors of rollout and trainer: differences between their log-probs and `reference_log_probs` (high precision).
 
-    Root mean squares in nats: `rollout_rms`, `train_rms` and `gap_rms` (difference of the two sides). Equal errors
-    cancel in the log ratio. `correlation` is between the two errors. `rollout_share` and `rollout_share_k3` are the
-    shares of the squared log ratio and of K3 that the rollout causes. `reference_over_rollout` is the mean of reference
-    probability / rollout probability: 1 if tokens were sampled with the rollout's log-probs.
+    Root mean squares in nats: `rollout_rms`, `train_rms` and `gap_rms` (the log ratio, in which equal errors cancel).
+    `correlation` is between the two errors. `rollout_share` and `rollout_share_k3` are the shares of the squared log
+    ratio and of K3 that the rollout causes. `reference_over_rollout` is the mean of reference / rollout probability: 1
+    if tokens were sampled with the rollout's log-probs. `groups` are by step, worker, position and probability.
     """
 
     side: Side

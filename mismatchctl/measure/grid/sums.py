@@ -517,7 +517,7 @@ class FamilyRunSums:
     prompts: PromptCounter | None = None  # counts prompts, None without prompt ids
 
     def add(self, closed: ClosedFamily, salt: np.uint64) -> None:
-        """Add a step. Count each prompt once. Without prompt ids, `salt` (hash of the step) separates clusters."""
+        """Add sums of a step with hash `salt`. Count each prompt once. Without prompt ids, clusters are per step."""
         totals, rows = closed.totals, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salt))

@@ -305,7 +305,7 @@ class WeightBounds:
         return np.where(np.isfinite(made), made, 0.0)
 
     def _within(self, weights: Weights, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
-        """Return the smallest and the largest weight of each part. Weights outside of the bounds are set to 0."""
+        """Return the smallest and largest weight [parts, rules], after weights outside of the bounds are set to 0."""
         thresholds = self.thresholds
         places = parts * thresholds.bins + thresholds.bin(weights.raw_excess + 1.0)
         low, high = np.full((count, thresholds.bins), np.inf), np.full((count, thresholds.bins), -np.inf)

@@ -192,7 +192,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add the count, products and sums of pairs of adjacent tokens to `out`. An empty `position` means no gaps."""
+    """Add number, log ratio products and sums of adjacent token pairs to `out`. An empty `position` means no gaps."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):
@@ -334,7 +334,7 @@ def reduce_sequences(
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any,
 ) -> None:  # fmt: skip
-    """Compute all sums and histograms of a batch. `order` contains the sequences, sorted by their entry in `rows`.
+    """Compute all sums and histograms of a batch. `order` contains sequence indices, sorted by their entry in `rows`.
 
     `terms` and `bins_of` are buffers for TILE tokens. `terms[0, 0]` is the log ratio of the token before a tile.
     """

@@ -129,7 +129,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
 
 
 def merge_groups(cells: Sequence[CellSums], salts: Hashes, plan: MeasurePlan) -> CellSums:
-    """Combine the sums of several steps. `salts` (step hashes) separate rows of a cluster, up to `max_clusters`."""
+    """Combine the sums of several steps. Rows get the hash of their step (`salts`). Merge rows above `max_clusters`."""
     tables = [cell.table for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell.pairs)
     pairs = {name: PairSums.combine([cell.pairs[name] for cell in cells if name in cell.pairs]) for name in names}
@@ -442,7 +442,7 @@ class GroupMerger(ABC, Generic[CellT]):
             check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Mark steps that get no more data as complete. If they take much memory, keep only their final sums."""
+        """Mark steps that cannot grow as complete. If these take much memory, keep only their final sums."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)

@@ -47,7 +47,7 @@ class StudyRun:
 
     @property
     def start(self) -> int:
-        """Return the index of the first shown point: `usual`, or the point that rejects closest to START_REJECTION."""
+        """Return the index of the first shown point: `usual`, or the point that rejects about START_REJECTION."""
         lost = [abs((row["rejected_tokens"] or 0.0) - START_REJECTION) for row in self.rows]
         return lost.index(min(lost)) if self.usual is None else self.usual
 
