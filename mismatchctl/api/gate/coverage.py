@@ -54,8 +54,8 @@ class Tolerances:
 _MUCH_SMALLER_SHARE = 0.75
 """The verdict contains a note if the dump has fewer than 75% of the baseline's tokens, sequences or steps."""
 _MIN_SMALLER_PROMPTS = 8
-"""response_mask is suspect if at least this number of prompts, and most of them, have fewer tokens than in the
-baseline. By chance, all of 8 prompts have fewer tokens in 1 of 256 dumps."""
+"""response_mask is suspect if at least this number of the common prompts, and more than half, have fewer tokens than
+in the baseline. By chance, all of 8 prompts have fewer tokens in 1 of 256 dumps."""
 _PAIRED_SHARE = 0.5
 """Missing responses are only reported if dump and baseline share at least half of the smaller one's clusters."""
 _WHOLE_FILE = "file"
