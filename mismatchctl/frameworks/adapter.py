@@ -110,20 +110,20 @@ def to_array(value: Any) -> Any:
 
 
 def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
-    """Return the prompt without padding. `tokens` ends with a response of `width` tokens. `attention` is its mask."""
+    """Return the prompt (`tokens` before the last `width`) without padding, or `None` without an `attention` mask."""
     if attention is None or len(attention) != len(tokens):
         return None
     return tokens[:-width][attention[:-width] != 0]
 
 
 UnreadKey = tuple[tuple[str, ...], str]
-"""(path of a key that the framework does not read, hint). Example of a hint: " (did you mean 'tis_cap'?)"."""
+"""(path of a key that the framework does not read, hint). A hint may be "" or " (did you mean 'tis_cap'?)"."""
 
 
 def split_unknown(
     keys: Mapping[str, Any], *, interpolations: bool
 ) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], str]]]:
-    """Return the known values, and a list with (path, text) of each unknown value, such as `${name}`."""
+    """Return known values, and (path, text) of unknown ones. With `interpolations`, `${name}` and ??? are unknown."""
     unknown: list[tuple[tuple[str, ...], str]] = []
 
     def keep(value: Any, place: tuple[str, ...]) -> Any:
@@ -153,7 +153,7 @@ _UNKNOWN = object()
 
 
 def find_similar(key: str, names: Iterable[str]) -> str:
-    """Return the first of `names` that is one or two letters away from `key`, or ""."""
+    """Return the first of `names` within 2 edits of `key` (1 in short names), or "". Case, - and _ do not count."""
     plain = _letters(key)
     for name in names:
         other = _letters(name)
@@ -210,7 +210,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Drop the rules that a framework cannot express: they change if written as keys and read back. List them."""
+    """Return the Correction without rules that `write` and then `read` change, and the reason for each such rule."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -247,11 +247,11 @@ _MOST_PARENTS = 8
 
 
 def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
-    """Find a file that a configuration refers to. With `above`, also search parent folders and the working folder."""
+    """Find a configuration's file `name`. `above`: also search the working folder and, if `name` has a /, parents."""
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
-    # If `relative` is an absolute path, `place / relative` ignores the folder.
+    # If `relative` is an absolute path, `place / relative` ignores `place`.
     found = (place / f"{relative}{suffix}" for place in folders for suffix in ("", ".yaml", ".yml"))
     return next((candidate for candidate in found if os.path.isfile(candidate)), None)
 
@@ -273,7 +273,7 @@ class ReplayOptions:
 
 
 CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
-"""If this condition (a text) is true, the framework's nearest rule gives other results. Real dumps do not meet it."""
+"""Text for notes: the case in which a framework's nearest rule gives other results. Real dumps have no such token."""
 REPLAY_DEFAULTS = ReplayOptions()
 
 
@@ -282,7 +282,7 @@ class Replay:
     """Results of a framework for one training step: logged metrics, weights and kept tokens."""
 
     logged: dict[str, float]  # metric name -> value, as the framework logs them for this step
-    weights: list[NDArray[np.floating[Any]]] | None  # per row, the weights of all its tokens, 0 for masked tokens
+    weights: list[NDArray[np.floating[Any]]] | None  # per row, a weight per token, 0 if masked. None: none apply
     keep: list[NDArray[np.bool_]]  # per row, True for each token that rejection keeps
 
 
@@ -346,7 +346,7 @@ class Framework(ABC):
 
     name: str  # the part before the @ in `NAME@2026-08`
     version: str  # the part after the @ in `NAME@2026-08`
-    block: tuple[str, ...] = ()  # path of the keys to the correction in a full configuration
+    block: tuple[str, ...] = ()  # keys above the correction in a full file: ("trainer", "loss")
     reads_yaml_1_1: bool = False  # True: PyYAML (reads 1e-4 as a string). False: OmegaConf (resolves `${a.b}`)
     log_step_offset: int = 0  # step at which a batch is logged, minus the step at which it was generated
     note: str = ""  # date or commit of the code, if the version is not a date
@@ -370,15 +370,15 @@ class Framework(ABC):
         return [before if dated else f"{asked} is not known, so it is read as {self.title}"]
 
     def as_it(self, reason: str) -> str:
-        """Write "it" for the framework in a reason such as "NAME@VERSION has no such rule"."""
+        """Replace the name of the framework by "it": "slime@2026-08 has no such rule" becomes "it has no such rule"."""
         return re.sub(rf"(?<![\w-]){re.escape(self.name)}(@[\w.-]+)? (?=has|reads|refuses)", "it ", reason)
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Merge the files that a configuration refers to, and return the names of missing files."""
+        """Merge the files that a configuration includes. Return the merged keys, and the names of missing files."""
         return native, ()
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Return `native` as the framework reads it, for example with renamed keys. `text`: the configuration file."""
+        """Return `native` as the framework reads it, for example with renamed keys. `text`: text of the file."""
         return dict(native)
 
     def published_outcome(self, correction: Correction) -> str:
@@ -460,7 +460,7 @@ Version = TypeVar("Version", bound=CodeVersion)
 
 
 def find_dated_version(framework: str, versions: Sequence[Version], word: str) -> Version:
-    """Find a version by name, commit or date. If `word` is empty, return the newest. `versions`: oldest first."""
+    """Find a version by name, commit or date (newest until then). "" is the newest of all. `versions`: oldest first."""
     if word.lower() in ("", "head"):
         return versions[-1]
     for version in versions:

@@ -163,7 +163,7 @@ class NativeConfig(RawConfig):
     """A configuration with a framework's own keys: files merged, interpolations resolved, unknown values left out."""
 
     framework: Framework  # the framework, at the version that the keys are for
-    unknown: tuple[tuple[str, str], ...] = ()  # dotted key and text of values defined elsewhere, such as `${name}`
+    unknown: tuple[tuple[str, str], ...] = ()  # (key, text) of values that matter but are not in the file: `${name}`
     descendant: str = ""  # a project in the file that reuses the framework's keys, such as rLLM, or empty
 
     def is_equivalent(self, other: NativeConfig) -> bool:
@@ -354,7 +354,7 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework. `nearest` allows rules that differ, and adds comments."""
+    """Format a Correction as YAML of a framework. If rules differ, `nearest` adds comments instead of an error."""
     head = [f"{escape_terminal(correction.name)} as {framework.dated} reads it", *framework.warnings]
     head = [f"# {text}" for text in head]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])

@@ -21,7 +21,7 @@ from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, corre
 NEVER_LOGGED_STATUS = "no code ever logged this"
 
 _EXAMPLE_METRICS = correction_metrics(Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),)))
-"""Metrics of a correction with one veto, as an example. `gate0` in their keys may be a gate with any number."""
+"""Metrics of a correction with one veto, as an example. `gate0` in their keys stands for any gate."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class MetricLookup:
 
 
 def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
-    """Map each meaning of a logged name to the framework versions that use it. A prefix (`actor/`) may be missing."""
+    """Map each meaning of a logged name to the newest version per framework that logs it. A prefix may be missing."""
     found: dict[LoggedMetric, list[str]] = {}
     for adapter in load_adapters():
         for title, meanings in _find_newest(adapter.titles, name):
@@ -114,7 +114,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return the metric that all `meanings` define. Without normalization, bounded weights are final weights."""
+    """Return the metric that all `meanings` define, or None. Without normalization, bounded weights are final ones."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:

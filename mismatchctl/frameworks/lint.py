@@ -26,7 +26,7 @@ _STATISTIC_LIMITS = {
     "k2": LOG_RATIO_BOUND**2 / 2,
     "k3": math.exp(LOG_RATIO_BOUND) - 1 - LOG_RATIO_BOUND,
 }
-"""Largest possible value of each statistic, because log ratios are clamped to ±20."""
+"""Largest possible value of each statistic if log ratios are clamped to ±20. With `clamp: none`, there is no limit."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Number(float):
 
 
 def is_text_of_number(value: object) -> bool:
-    """Return True if the value is a string that contains a number. PyYAML reads 1e-4 as a string."""
+    """Return True for a string that is a number, such as "1e-4". PyYAML also reads 1e-4 without quotes as a string."""
     if not isinstance(value, str):
         return False
     try:

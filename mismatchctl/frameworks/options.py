@@ -84,7 +84,7 @@ def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def merge_options(parts: Iterable[Options]) -> Options:
-    """Merge options. A later value replaces an earlier value, but dicts are merged and lists are concatenated."""
+    """Merge options. Later values replace earlier ones, but dicts are merged (ignoring None) and lists are joined."""
     made: Options = {}
     for part in parts:
         for name, value in part.items():
@@ -402,7 +402,7 @@ class PlainFramework(Framework):
 
 
 def make_off_policy_gate(limit: float, **more: Any) -> Gate:
-    """Create the gate of OPSM. It drops sequences with a negative advantage if their mean K1 is above `limit`."""
+    """Create the gate of OPSM. It drops a sequence if its advantage is < 0 and its mean K1 above `limit`."""
     keep = (None, limit)
     return Gate(statistic="k1", level="mean", source="current/rollout", keep=keep, when="negative_advantage", **more)
 

@@ -89,7 +89,7 @@ def load_framework_for(native: Mapping[str, Any], name: str) -> Framework:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the framework and version of a configuration, if a framework recognizes its keys."""
+    """Return `NAME` or `NAME@VERSION` of the first framework that recognizes the keys, or `None`."""
     versions = ((name, find_adapter(name).recognize(native)) for name in ADAPTER_MODULES)
     return next((f"{name}@{version}".rstrip("@") for name, version in versions if version is not None), None)
 
@@ -102,9 +102,9 @@ def read_file(framework: str, name: str) -> Any:
 def load_presets() -> Mapping[str, Preset]:
     """Return all presets by name: first generic presets, then the presets of each framework.
 
-    A presets.yaml is a list of releases, each with a `version`, a `source`, and `presets` by name. A preset has a
-    description (`about`) and the framework's keys (`config`). Its optional fields are `source`, `alias`, `reader` (the
-    version that reads the keys) and `documented` (how the framework's documentation differs from its code).
+    A presets.yaml is a list of releases, each with `version`, `source`, and `presets` by name. A preset has a
+    description (`about`) and keys (`config`, or else from `Adapter.factory`). Optional are `source`, `alias`, `reader`
+    (the version that reads the keys) and `documented` (how the framework's documentation differs from its code).
     """
     found = list(PRESETS)
     for adapter in load_adapters():
@@ -126,7 +126,7 @@ def load_presets() -> Mapping[str, Preset]:
 
 
 def list_frameworks() -> list[dict[str, Any]]:
-    """List the versions, presets and dump files of all frameworks as plain data."""
+    """List versions, dump files, and the number of presets and logged names of each framework as plain data."""
     named = [item.framework for item in load_presets().values()]
     return [
         {
@@ -206,7 +206,7 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
 
 
 def is_clear(guesses: Mapping[str, int]) -> bool:
-    """Return True if the first framework's score is high, and at least `_CLEAR` above the second score."""
+    """Return True if the first score is at least `_NAMED` - 1, and at least `_CLEAR` above the second score."""
     first, second = [*guesses.values(), 0, 0][:2]
     return first >= _NAMED - 1 and first - second >= _CLEAR
 

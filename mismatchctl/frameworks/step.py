@@ -112,7 +112,7 @@ Options = dict[str, Any]
 
 @dataclass
 class ConfiguredStep:
-    """One training step with one configuration. As in training, values per token [T] can overflow."""
+    """One training step with one configuration. Values per token [T] have the dtype of `step`, and can overflow."""
 
     step: Step
     options: Options  # all options, including defaults

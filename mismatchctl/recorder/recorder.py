@@ -231,8 +231,7 @@ class Recorder:
         folder: output folder, created by the first write.
         run: value of the `run` column in every row. Default: no such column, and mismatchctl names the run after
             the path of the dump.
-        rank: number of this process, which file names contain. Default: the environment variable RANK, which torchrun
-            sets.
+        rank: number of this process, for the file names. Default: the environment variable RANK (set by torchrun).
         format: "parquet", or "arrow" for Arrow IPC files (lz4), which are larger than Parquet and faster to read.
         file_bytes: collect rows in memory until their uncompressed size reaches this number of bytes, then write a
             file. 0: one file per write.
@@ -320,14 +319,15 @@ class Recorder:
         """Record B sequences. All values are copied before the call returns.
 
         A per-token column is a padded array or tensor [B, T] (numpy, or torch on any device), a nested tensor, or a
-        list of B rows (one-dimensional tensors, arrays or lists). Float64 arrays are stored as float64, other floats as
+        list of B rows (one-dimensional tensors, arrays or lists). Its float64 arrays stay float64, other floats become
         float32. A per-sequence column is a list or array of B numbers, booleans or strings, or one value for all rows.
 
-        If `response_mask` is padded, each row is stored from its first to its last valid token. Other columns may have
-        the same padding, or contain only the stored tokens. If `response_mask` is a list or missing, whole rows are
-        stored. Columns of k experts have the shape [B, T, k] or [B, T, layers, k], of k likely tokens [B, T, k].
-        `prompt_token_ids` is a list of B rows of any length. `sampling_mask` contains, for each token, the ids that
-        vLLM could sample. Only their number is stored, as `kept_tokens`.
+        If `response_mask` is padded, each row is stored from its first to its last valid token, including masked tokens
+        between them. Other columns may have the same padding, or contain only the stored tokens. If `response_mask` is
+        a list or missing, whole rows are stored. With k experts per token and layer, columns of experts have the shape
+        [B, T, k] or [B, T, layers, k]. Columns of the k most likely tokens are [B, T, k]. `prompt_token_ids` is a list
+        of B rows of any length. `sampling_mask` contains, for each token, the ids that vLLM could sample. Only their
+        number is stored, as `kept_tokens`.
 
         Args:
             step: the training step, a non-negative integer.
@@ -464,7 +464,7 @@ def _parse_step(step: Any) -> int:
 
 
 ROW_GROUP_TOKENS = 1 << 20
-"""Approximate number of tokens per row group. Row groups of this size decode fastest (docs/guides/recording.md)."""
+"""Approximate number of tokens per row group. 16 million would double decode times (docs/methods/benchmarks.md)."""
 
 
 def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
@@ -503,7 +503,7 @@ def _row_group_rows(table: pa.Table) -> int:
 
 
 def claim_name(temporary: Path, final: Path) -> bool:
-    """Rename `temporary` to `final` and return True. If `final` exists, leave it unchanged and return False."""
+    """Publish the file `temporary` as `final`, and return True. If `final` exists, change nothing and return False."""
     try:
         os.link(temporary, final)
     except FileExistsError:

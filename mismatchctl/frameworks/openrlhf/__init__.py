@@ -18,7 +18,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options
 _TYPES = ("tis", "icepop", "seq-mask-tis")
 _LEVELS = ("off", "token", "seq")
 _GATINGS: dict[str, str] = {"binary_kl": "binary_kl", "tv": "abs_prob_diff"}
-"""Statistics of OpenRLHF except the ratio: OpenRLHF's name and mismatchctl's name."""
+"""OpenRLHF's name of a statistic (except ratio) -> mismatchctl's name."""
 
 
 _SCHEMES = (
@@ -31,7 +31,7 @@ _SCHEMES = (
         for gating in _GATINGS
     ),
 )
-"""Options that express TIS, IcePop, seq-mask-tis and trust regions. `OpenRlhf` adds the options for thresholds."""
+"""Options that express TIS, IcePop, seq-mask-tis and trust regions. `OpenRlhf` adds thresholds, for version 0.11.2."""
 
 
 class OpenRlhf(PlainFramework):
@@ -67,7 +67,7 @@ class OpenRlhf(PlainFramework):
         return set(cls("0.11").aliases) - {"is_correction_threshold"}
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read all options. Raise a ConfigError if an option is named as in another version, as OpenRLHF does."""
+        """Read all options. In version 0.11.2, raise a ConfigError for option names of 0.11, as OpenRLHF does."""
         given = {str(key).lstrip("-") for _, inner in self.levels(native) for key in inner}
         if self.renamed and (gone := sorted(given & self._old_names())):
             raise ConfigError(

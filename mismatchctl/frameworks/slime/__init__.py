@@ -145,7 +145,7 @@ def _check_keys(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Yield a finding for each argument that slime rejects or ignores, such as `use_rs` without `use_tis`."""
+    """Yield findings about argument values that slime refuses or ignores, and about values with known problems."""
     given, gates = written.given, written.correction.gates if isinstance(written.correction, Correction) else ()
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
@@ -236,7 +236,7 @@ def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
 
 
 def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Yield findings about asynchronous PPO and --skip-actor-forward-only, which need other arguments in Miles."""
+    """Yield findings about arguments that Miles needs or refuses with --skip-actor-forward-only or asynchronous PPO."""
     given = written.given
     if given.get("skip_actor_forward_only"):
         others = [name for name in ("keep_old_actor", "true_on_policy_mode") if given.get(name)]
@@ -336,7 +336,7 @@ MAX_NAMED_RANKS = 8
 
 
 def find_ranks(file: File) -> dict[Path, Any]:
-    """Find the files of all ranks of a rollout. Return for each: (rank, number of ranks, sample ids, has_log_probs)."""
+    """Map the file of each rank of a rollout to (rank, number of ranks, sample ids, True if it has `log_probs`)."""
     rollout = file.path.stem.partition("_")[0]
     others = sorted(file.path.parent.glob(f"{rollout}_*.pt"))
     return _read_ranks(tuple((file.open(other), other.stat().st_size, other.stat().st_mtime_ns) for other in others))
@@ -397,7 +397,7 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return the positions in the response that a rank stores. With 2 ranks, rank 0 stores chunks 0 and 3 of 4."""
+    """Return the response positions that `rank` stores. With `size` 2, rank 0 has quarters 0 and 3 of `axis` tokens."""
     chunk = -(-axis // (2 * size))
     first = total - response - 1  # the logits at this position predict the first response token
     owned = [range(max(n * chunk, first), min((n + 1) * chunk, total - 1)) for n in (rank, 2 * size - 1 - rank)]

@@ -86,7 +86,7 @@ _SIGN_KEYS = {*_TYPICAL, *DOCUMENTED_ONLY, "use_rollout_logprobs", "true_on_poli
 """Keys that only a slime configuration has."""
 
 SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
-"""A file that all versions of slime and Miles ship, with the same content. mis.yaml in this folder is a copy."""
+"""A file that slime (unchanged since v0.2.0) and Miles ship. mis.yaml in this folder is a copy."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class ArgumentError(ConfigError):
 
 
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Arguments:
-    """Read the keys of mis.yaml and the command-line flags in `native`. Ignore other keys, as slime does."""
+    """Read the keys of mis.yaml and the flags in `native`, and ignore others. Refuse misspelled and invalid ones."""
     for (key,), hint in find_unread_keys(native, version):
         raise ConfigError(f"no code reads {key!r}{hint}")
     named = _normalize_keys(native)
@@ -206,7 +206,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Argument
     known = {key: _check_value(key, value) for key, value in named.items() if key in _FIELDS}
     path = known["custom_tis_function_path"] = _find_function_path(known.get("custom_tis_function_path"), named)
     if path == MIS_PATH:
-        # Without use_tis, slime only calls mis.py if this flag is set. So a file of mis.py without use_tis implies it.
+        # Without use_tis, slime only calls mis.py if this flag is set. So keys of mis.yaml without use_tis imply it.
         known.setdefault("get_mismatch_metrics", not known.get("use_tis", False))
     wanted = [*_WEIGHT_KEYS, *(_REJECTION_KEYS if known.get("use_rs") else ())] if known.get("use_tis") else []
     missing = [key for key in wanted if key not in known]
@@ -280,7 +280,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion) -> Iterator[UnreadKey]:
-    """Return keys that look like misspelled correction arguments. Other arguments are not checked."""
+    """Yield misspelled or only documented correction arguments, each with a hint. Other arguments are not checked."""
     for key in map(str, native):
         name = normalize_key(key)
         if version.old_keys and (name in OLD_KEYS or name == "use_mis"):
@@ -303,7 +303,7 @@ def _normalize_keys(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
-    """Return the path of the correction function, which is mis.py if only fields of mis.yaml are given."""
+    """Return the path of the correction function, or `None`. If only fields of mis.yaml are given, it is mis.py."""
     if given is None:
         return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
     function = str(given).rpartition(".")[2]
@@ -448,7 +448,7 @@ def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Argum
 
 
 def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[str]]:
-    """Replace what slime cannot change, such as `effect`. Return the new Correction, and a list of replacements."""
+    """Set fields that slime cannot change, such as `effect`, to slime's values. Return notes about the changes, too."""
     notes, weight = [], correction.weight
     if any(gate.effect != effect for gate in correction.gates):
         notes.append(

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _MATH_SOURCE = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"
 _NEGLIGIBLE_SHIFT = (
-    0.01  # [low, high] and [-high, -low] count as equal if their ends differ by less than this share of the width
+    0.01  # [low, high] and [-high, -low] count as equal if their ends differ by at most this share of the width
 )
 
 
@@ -202,7 +202,7 @@ def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]:
-    """Yield the findings. `keys_only` checks only the keys, because the file contains unknown values."""
+    """Yield the findings. `keys_only`: check only the keys, because some values are not in the file."""
     yield from _check_keys(written)
     if keys_only:
         return
@@ -216,7 +216,7 @@ def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]
 
 
 class Verl(Framework):
-    """verl (volcengine/verl) at one of `VERSIONS`."""
+    """verl (volcengine/verl) at one of `VERSIONS` or `RELEASES`."""
 
     name = "verl"
     columns: Mapping[str, str] = read_table(__file__, "options.yaml")["columns"]

@@ -31,9 +31,9 @@ Dialect = Literal["flat", "ratio", "estimator"]
 
 @dataclass(frozen=True, kw_only=True)
 class VerlVersion(CodeVersion):
-    """One version of verl's rollout correction. Its name is a month, or a day if that month has several versions."""
+    """One version of verl's rollout correction. Its name is a month, a day, or a release such as 0.7.1."""
 
-    dialect: Dialect  # `flat`: keys in `algorithm`. Others: in `rollout_correction`, with gates on ratio or k1 to k3
+    dialect: Dialect  # `flat`: keys in `algorithm`, not `rollout_correction`. `estimator`: gates on k1 to k3, not ratio
     keys: Mapping[str, object]  # keys of its configuration, with the defaults in verl's YAML
     prefix: str = "rollout_corr/"  # prefix of the logged names
     zeroes_rejected: bool = False  # True if rejected tokens get weight 0. `rollout_is: false` then disables rejection
@@ -45,7 +45,7 @@ class VerlVersion(CodeVersion):
     fractions_applied: bool = False  # True if rollout_is_seq_fraction_* use bounded weights, False if unbounded
     defaults_to_v1: bool = False  # True if the V1 trainer runs unless `trainer.use_v1` is false
     records_log_probs: bool = False  # default of `rollout.calculate_log_probs`
-    note: str = ""  # how the code differs from the version whose fields it uses
+    note: str = ""  # relation to another version: "its losses are those of 2025-11-25"
 
     @property
     def effect(self) -> Literal["mask", "zero"]:
@@ -138,7 +138,7 @@ _HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_")
 
 
 def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:
-    """Yield misspelled keys, and correction keys that this version does not read. Ignore all other keys."""
+    """Yield unknown keys of `rollout_correction`, and unread keys elsewhere that look like correction keys."""
     path = find_path(native, version)
     names = [key for key in (*version.keys, BLOCK) if key not in _COMMON]
     for depth in range(len(path) + 1):
@@ -192,7 +192,7 @@ RS_OPTIONS: dict[str, tuple[str, str]] = {
     for statistic in ("k1", "k2", "k3")
     if (level, statistic) != ("seq_max", "k1")
 }
-"""Value of `rollout_rs` in verl versions of 2026 -> (statistic, level): `seq_mean_k1` -> ("k1", "mean")."""
+"""Value of `rollout_rs` in verl since 0.7.1 -> (statistic, level): `seq_mean_k1` -> ("k1", "mean")."""
 
 _RATIO_REJECTION_LEVELS = ("token", "sequence", "geometric")
 _MISSING_THRESHOLD_MESSAGE = (
@@ -262,7 +262,7 @@ def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
 
 
 def _read_block(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of `rollout_correction`. verl versions of 2026 reject by k1, k2 or k3, older ones by the ratio."""
+    """Read the keys of `rollout_correction`. It rejects by k1, k2 or k3 since verl 0.7.1, before by the ratio."""
     loss, source = _read_loss(settings, version)
     weight, by_ratio = None, version.dialect == "ratio"
     key, level = "rollout_is_threshold", settings["rollout_is"]
@@ -339,7 +339,7 @@ def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
 
 
 def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple[Gate, ...]:
-    """Parse the comma-separated options in `rollout_rs` into gates. One threshold is used for all of them."""
+    """Parse the options in `rollout_rs` into gates. `rollout_rs_threshold` has a bound for each option, or for all."""
     key, value = "rollout_rs_threshold", settings["rollout_rs_threshold"]
     if settings["rollout_rs"] is None:
         return ()
@@ -456,13 +456,13 @@ class VerlConfig:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Return the values of all keys that this version knows. Numbers in quotes become floats."""
+        """Return the values in the file of keys that this version knows. Those in `quoted_numbers` become floats."""
         known = {key: value for key, value in self.section.items() if key in self.version.keys}
         return {key: float(known[key]) if key in self.quoted_numbers else known[key] for key in known}
 
     @cached_property
     def quoted_numbers(self) -> list[str]:
-        """Return the keys whose threshold is in quotes. Return [] for versions of 2026, which allow quotes."""
+        """Return the keys whose threshold is in quotes. Return [] for verl since 0.7.1, which allows quotes."""
         if self.version.dialect == "estimator":
             return []
         return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]

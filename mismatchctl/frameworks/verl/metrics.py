@@ -81,7 +81,7 @@ Measured = dict[str, Values]
 
 
 def _measure_distance(sample: ConfiguredStep) -> Measured:
-    """Compute the metrics of the mismatch between train and rollout. Only squared ratios use clamped log ratios."""
+    """Compute the metrics of the mismatch between train and rollout. Only squared values use clamped log ratios."""
     x, train, rollout = sample.d, -sample.row_mean(sample.train), -sample.row_mean(sample.rollout)
     return {
         "train_log_ppl": train,
@@ -106,7 +106,7 @@ def _measure_ratio(
     upper: float,  # weights above this count as high, and are truncated to it
     zero: bool = False,  # True if weights outside the bounds become 0 (IcePop)
 ) -> Measured:
-    """Compute ratios, weights and flags at a level. Like verl, compare log ratios of rows with float32 bounds."""
+    """Compute ratios, weights and flags at a level. Like verl, compare log ratios of rows with float32 logarithms."""
     token = level == "token"
     x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))
@@ -149,7 +149,7 @@ def _measure_veto(sample: ConfiguredStep, threshold: float | None) -> Measured:
 
 
 def _measure_estimate(sample: ConfiguredStep, gate: Gate) -> Measured:
-    """Compute the gate statistic k1, k2 or k3 of verl in 2026. Clamp log ratios, then aggregate. NaN is rejected."""
+    """Compute the gate statistic k1, k2 or k3 (since 0.7.1). Clamp log ratios per token, then aggregate. Reject NaN."""
     y, (lower, upper) = clamp_log_ratio(sample.d), gate.bounds
     per_token = -y if gate.statistic == "k1" else 0.5 * y**2 if gate.statistic == "k2" else exp(y) - 1 - y
     reduce = {"sum": sample.row_sum, "mean": sample.row_mean, "max": sample.row_max}.get(gate.level)
@@ -179,7 +179,7 @@ Tables = tuple[str, ...]
 
 
 def _weight_tables(level: str, version: VerlVersion) -> Tables:
-    """Return the names of the tables with metrics of weights. verl 2025-10 counts geometric weights per token."""
+    """Return the names of the tables with metrics of weights. In 2025-10, shares of geometric weights count tokens."""
     kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
     return "weights", f"{kind}_weights"
 
@@ -299,7 +299,7 @@ def replay_step(
     """Compute weights, kept tokens and metrics of one training step, as verl does on one rank.
 
     In bypass mode, verl compares current_log_probs with rollout_log_probs. It corrects each micro-batch separately, and
-    logs means over micro-batches. Before 2026, it logged the maximum of `max` metrics and the minimum of `min` metrics.
+    logs means over micro-batches. Until 0.7.0, it logs the maximum of `max` metrics and the minimum of `min` metrics.
     """
     if correction.loss == "ppo":
         replay = _replay_batch(step, correction, version, "train_log_probs", applied)
@@ -390,7 +390,7 @@ def _compute_rejections(
 def _compute_weights(
     sample: ConfiguredStep, weight: Weight | None, version: VerlVersion
 ) -> tuple[Floats | None, dict[str, float], dict[str, float]]:
-    """Return the final weights, the metrics logged before normalization, and the logged mean that divides weights."""
+    """Return the final weights, the metrics of weights before normalization, and the logged mean that divides them."""
     if weight is None:
         return None, {}, {}
     (low, upper), zero = weight.bounds, weight.zero is not None
