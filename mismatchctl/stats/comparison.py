@@ -21,18 +21,18 @@ from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
-"""The bulk of K3 ends where 20% of the baseline's tokens have a larger K3, the shoulder where 1% have."""
+"""The bulk of K3 ends at the lowest cap that at most 20% of the baseline's tokens exceed, the shoulder at 1%."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
 """Shares of the significance level for five tests. "bulk" and "shoulder" test K3 with a cap per token, "evened" K3
 with EVENED_WEIGHTS, "lost" how many tokens have a larger K3 than nearly all baseline tokens, "whole" all K3.
 
-Each test detects changes that the other tests miss. If too few tokens are lost for a decision, the share of this test
-goes to the other tests.
+Each test detects changes that the other tests miss. If too few clusters have lost tokens for a decision, the other
+tests get the share of "lost".
 """
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
-"""Weights of the probability bins, about 1 / (1 - p), because logit errors change likely tokens less."""
-_CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # limits of a cluster's excess, in median deviations
-_MIN_CLIPPED_CLUSTERS = 8  # if the baseline has fewer clusters, the excess is not limited
+"""Weights of the probability bins: about 1 / (1 - p), because a logit error changes log p in proportion to 1 - p."""
+_CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # limits of the excess per token, in median deviations from the median
+_MIN_CLIPPED_CLUSTERS = 8  # with fewer baseline clusters, there is no limit: the median deviation is uncertain
 # A token is lost if its K3 exceeds a cap that at most _MOST_LOST_SHARE of the baseline's tokens exceed. The cap is at
 # least the K3 of |log ratio| = 2^_LOST_EXPONENT.
 _LOST_EXPONENT, _MOST_LOST_SHARE = -2, 1e-4
@@ -40,7 +40,7 @@ _LOST_EXPONENT, _MOST_LOST_SHARE = -2, 1e-4
 _LOST_LEVELS = 3.0
 _ROUNDING = 1e-6  # rounding error, relative to the sum of |excess| over clusters
 _TIE_WEIGHT = 0.02  # weight of the bulk's excess in the test of lost tokens, to break ties
-_MOST_BULK_WEIGHT = 0.4  # maximum of this part, so that one lost token counts more
+_MOST_BULK_WEIGHT = 0.4  # maximum of this part over all clusters, so that one lost token counts more
 
 
 class Allowance(BaseModel):
@@ -82,9 +82,9 @@ ROUNDING_TOLERANCE = 1e-4
 class K3Part(FiniteModel):
     """One part of K3. Two caps split the K3 of each token into bulk (lowest part), shoulder, and tail (highest part).
 
-    `share` is this part's share of the baseline's K3. `rise` is the relative change of its mean from the baseline, for
-    tokens of equal rollout probability, with a 95% `interval`. `rose` is true if the rise is significant (one-sided
-    test at 5%).
+    `share` is this part's share of the baseline's K3. `rise` is the relative change of its mean from the baseline, with
+    a 95% `interval`. For bulk and shoulder, it compares tokens of equal rollout probability. `rose` is true if the rise
+    is significant (one-sided test at 5%). A value is `None` if it is unknown, such as without K3 in the baseline.
     """
 
     name: Literal["bulk", "shoulder", "tail"]
@@ -98,13 +98,13 @@ class K3Part(FiniteModel):
 class ExcessStatistic:
     """The excess of a metric over its limit, as one contribution per cluster.
 
-    The contributions of the new sample (`new`) add up to its excess. The contributions of the baseline (`old`) add up
-    to about 0, because the limit is computed from the baseline.
+    The sum of `new` is the excess of the new sample, times its size (usually in tokens). The sum of `old` is about 0,
+    because the limit is computed from the baseline.
     """
 
     new: Float64s
     old: Float64s
-    weight: float = 1.0
+    weight: float = 1.0  # share of the significance level, see LEVEL_SHARES
 
     @property
     def exceeds_limit(self) -> bool:
@@ -194,7 +194,7 @@ def _excess_over_limit(
 
 
 def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
-    """Compare each bin of the rollout probability with a separate limit, and add up the excess of all bins."""
+    """Return the excess per cluster, added up over bins of the rollout probability. Each bin has its own limit."""
     found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
         values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))
@@ -217,7 +217,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count per cluster the tokens with a larger K3 than 99.99% of the baseline's tokens (_MOST_LOST_SHARE)."""
+    """Count lost tokens (see _MOST_LOST_SHARE) per cluster. Return the counts of the new sample and of the baseline."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -227,7 +227,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the excess of lost tokens. To break ties, add a small part of the excesses `bulk` and `others`."""
+    """Return the excess of lost tokens. To break ties, add a small part of the bulk's (`bulk` new, `others` old)."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -236,7 +236,7 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return how many clusters with lost tokens (see LEVEL_SHARES) are needed for significance at `level`."""
+    """Return the number of clusters with lost tokens from which "lost" is tested (see _LOST_LEVELS), or infinity."""
     places = np.arange(new)
     all_new = np.cumprod((new - places) / (new + old - places))  # chance that all of 1, 2, ... clusters are new
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
@@ -252,11 +252,11 @@ def linear_statistic(
     lower: bool = False,
     factor: float = 1.0,
 ) -> ExcessStatistic:
-    """Divide the excess of a metric over its limit among the clusters. For a mean, the parts add up to the excess.
+    """Return how much each cluster contributes to the excess of a metric over its limit. With `lower`, lower is worse.
 
-    For other metrics, the parts are a linear approximation, with slopes at the value of each sample. A larger value
-    then always gives a larger excess. Metrics of importance weights use slopes at the value of the two samples together
-    instead, because a few large weights would distort the slopes of a single sample.
+    This is exact for a mean, and a linear approximation for other metrics. Its slopes are at the value of each sample,
+    so that a larger value always gives a larger excess. For importance weights, they are at the value of both samples
+    together, because a few large weights would distort a single sample. `factor` multiplies the value of `sample`.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]
@@ -274,7 +274,7 @@ def linear_statistic(
 
 
 def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, *, lower: bool = False) -> Float64s:
-    """Return how much each cluster contributes to the excess of a metric over a fixed limit."""
+    """Return how much each cluster contributes to the excess of a metric over a fixed limit. The sum is the excess."""
     value, influence, size = compute_influence(sample, metric)
     excess: Float64s = influence + (value - limit) * size / size.sum()
     return -excess if lower else excess

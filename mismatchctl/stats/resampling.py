@@ -17,14 +17,14 @@ from mismatchctl.measure.sums import Hashes, mix_hashes
 from mismatchctl.stats.samples import ClusterSample, TableMetric
 
 REPLICATES = 1 << 15
-"""Number of bootstrap replicates. Their p-values are fine enough for a few hundred simultaneous comparisons."""
+"""Number of bootstrap replicates. The smallest p-value, 3e-5, allows a few hundred simultaneous comparisons."""
 _BITS = 64  # replicates that one 64-bit hash serves
 _BLOCK = 1 << 20  # number of weights to draw at once
 _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Draw a random weight, 0 or 2, per cluster. The rows are the bootstrap replicates `start` to `stop` - 1."""
+    """Draw a weight (0 or 2) per cluster of `keys`. The rows are the bootstrap replicates `start` to `stop` - 1."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -36,7 +36,7 @@ def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
 def resample_metrics(
     samples: Sequence[ClusterSample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
 ) -> list[list[Float64s]]:
-    """Return bootstrap replicates of each metric in each sample. A replicate uses the same weights in all samples."""
+    """Return bootstrap replicates of each metric in each sample. A cluster has the same weights in all samples."""
     every = np.unique(np.concatenate([sample.keys for sample in samples]))
     positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
     wanted = [np.unique(np.concatenate([np.asarray(columns) for columns in rows])) for rows in positions]
@@ -55,7 +55,7 @@ def resample_metrics(
 
 
 def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
-    """Return the 95% percentile interval of bootstrap replicates, if at most about 2.5% of them are NaN."""
+    """Return the 95% percentile interval of bootstrap replicates, or `None` if more than about 2.5% of them are NaN."""
     ordered = np.sort(draws)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
     place = max(int(round((1 - INTERVAL_LEVEL) / 2 * (len(ordered) + 1), 6)) - 1, 0)
@@ -65,13 +65,13 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Test if a number is above 0. Return the one-sided p-value from its replicates `draws`. NaN counts as 0."""
+    """Test if a number is above 0. Return the one-sided p-value of its replicates `draws`. NaN counts as 0."""
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)
     if flipped is None or missing >= _PER_LEVEL or not np.isfinite(flipped).all():
         return p
-    return min(p, relabeling_tail(2 * flipped, np.zeros(0), 0, float(flipped.sum())))
+    return min(p, relabeling_tail(2 * flipped, np.zeros(0), 0, float(flipped.sum())))  # from parts of clusters
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
@@ -129,7 +129,7 @@ class SampleExchange:
         return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
 
     def totals(self, new: Float64s, old: Float64s) -> Float64s:
-        """Return sums over the new sample's clusters (row 0), and over the clusters that each relabeling calls new."""
+        """Return sums [1 + R, K] of the new clusters (row 0), and of the clusters that R relabelings call new."""
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
@@ -156,7 +156,7 @@ class SampleExchange:
         return found
 
     def labels(self) -> Iterator[Labels]:
-        """Yield relabelings in blocks [R, n + m]. Each row labels the clusters of two runs as new (1) or old (0)."""
+        """Yield relabelings [R, n + m]: labels, new (1) or old (0), of n clusters of `new` and m of `old`."""
         paired, first, second = self.pairs
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
@@ -184,7 +184,7 @@ class SampleExchange:
 
 
 def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Iterator[tuple[Labels, Labels]]:
-    """Yield all possible relabelings, except the labels that the runs really have."""
+    """Yield (swaps of `paired`, labels of `single`) of all relabelings except the observed labels."""
     swaps = (np.arange(1 << len(paired))[:, None] >> np.arange(len(paired))) & 1
     listed = list(itertools.combinations(range(len(single)), chosen))
     choices, called = np.array(listed, np.int64).reshape(len(listed), chosen), np.zeros((len(listed), len(single)))
@@ -203,10 +203,10 @@ _TAIL_MARGIN = 3.0  # with ties or few clusters, the approximation is too small 
 
 
 def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total: float) -> float:
-    """Estimate the p-value of a permutation test: the share of relabelings with a total of at least `total`.
+    """Estimate a permutation test's p-value without draws: the share of relabelings with a total of at least `total`.
 
-    A relabeling flips the signs of some `differences` (new minus old, for shared clusters), and labels `chosen`
-    clusters of the others (`single`) as new. The saddlepoint approximation (Skovgaard 1987) needs no random draws.
+    A relabeling flips signs of `differences` (new minus old, shared clusters) and labels `chosen` values of `single` as
+    new. Its total is half the sum of differences plus these values. Method: saddlepoint approximation (Skovgaard 1987).
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
     if not 0 < largest < math.inf:  # also true for NaN
@@ -231,7 +231,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
         return 1.0
     score = w + math.log(slope * math.sqrt(max(curvature, 1e-300)) / w) / w
     approximate = _TAIL_MARGIN * 0.5 * math.erfc(score / math.sqrt(2))
-    return min(1.0, max(min(approximate, math.exp(bound)), math.exp(-log_ways)))
+    return min(1.0, max(min(approximate, math.exp(bound)), math.exp(-log_ways)))  # at most the Chernoff bound
 
 
 def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> tuple[float, float, float]:
@@ -283,6 +283,6 @@ def shares_above(totals: Float64s) -> Float64s:
 
 
 def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> Float64s:
-    """Divide each p-value by its test's share of `weights`. Return the minimum per row (Westfall and Young 1993)."""
+    """Divide p-values (`shares`) by each test's part of `weights`. Return the minimum per row (Westfall-Young 1993)."""
     smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

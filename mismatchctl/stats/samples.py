@@ -70,7 +70,7 @@ class ClusterSample:
 
 
 def build_run_sample(run: RunResult) -> ClusterSample:
-    """Return the clusters of a run. A prompt is one cluster in all steps. Without prompt ids, each step has its own."""
+    """Return the clusters of a run. A prompt is one cluster in all steps. Other clusters belong to one step."""
     return _build_sample(run.clusters, run.groups, np.ones(len(run.clusters.hashes), np.bool_))
 
 
@@ -201,7 +201,7 @@ _SCARCE_SHARE = 0.005  # minimum share of tokens in a bin
 
 @dataclass(frozen=True)
 class K3Layers:
-    """Sums of K3 per cluster and bin of the rollout probability. For `capped`, a token's K3 is min(K3, cap)."""
+    """Sums per cluster (N), bin of the rollout probability (B) and K3 cap (C). A cap limits the K3 of each token."""
 
     k3: Float64s  # sum of K3 over all tokens [N]
     tokens: Float64s  # number of tokens by bin [N, B]
@@ -225,7 +225,7 @@ class K3Layers:
         """Return the index of the lowest cap that at most `share` of tokens exceed. Skip exponents below `least`."""
         first = least - CAP_EXPONENTS[0]
         reached = np.flatnonzero(self.share_above[first:] <= share)
-        return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
+        return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2  # the share above the last cap is unknown
 
     def count_above(self, cap: int) -> Float64s:
         """Estimate the number of tokens above a cap per cluster. Tokens between this cap and the next count partly."""
