@@ -32,7 +32,7 @@ _own_folders: set[Path] = set()
 
 @dataclass(frozen=True)
 class NextNumber:
-    """The next numbered JSON file in a folder (0001.json, ...). `claim` moves a finished file there."""
+    """The next numbered JSON file in a folder (0001.json, ...). `claim` picks the number when it moves a file there."""
 
     folder: Path
 
@@ -64,7 +64,7 @@ def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | N
 
 
 def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | None = None) -> bytes:
-    """Read up to `count` bytes of a regular file. Raise an OSError for a pipe instead of waiting for data."""
+    """Read up to `count` bytes of a regular file. Raise an OSError for a pipe, or if its owner is not in `owners`."""
     with open_regular_file(path) as file:
         found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
@@ -97,7 +97,7 @@ def require_regular_file(path: str | Path) -> None:
 
 
 def find_packaged_folder(name: str) -> Path:
-    """Find a folder of data files. It is inside of an installed package, but next to the package in a git checkout."""
+    """Find a folder of data files. It is inside an installed package, but next to the package in a git checkout."""
     package = Path(__file__).parents[1]
     for folder in (package / name, package.parent / name):
         if folder.is_dir():
@@ -107,7 +107,7 @@ def find_packaged_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
-    """Delay all file replacements to the end of this block. If the block fails, no file is changed."""
+    """Delay file replacements to the end of this block. If it fails, change no file. Yield a list of the new paths."""
     pending: list[tuple[Path, Path | NextNumber]] = []
     places: list[Path] = []
     token = _pending_moves.set(pending)
@@ -246,7 +246,7 @@ TOOL_NAME = f"mismatchctl {__version__}"
 PARQUET_METADATA = {"mismatchctl": __version__}
 """Metadata in the footers of our Parquet files. `is_own_output` recognizes the files by it."""
 CAPTIONS_FILE = "captions.md"
-"""List of the figures and CSV files in a folder. It shows that mismatchctl wrote the CSV files."""
+"""List of the figures and CSV files in a folder. It identifies our CSV files, which cannot contain a signature."""
 _PREFIX_BYTES = 4096
 _SIGNATURES = (
     rb'\{[^\0]*"tool":\s*"mismatchctl"',
@@ -259,7 +259,7 @@ _SIGNATURES = (
 )
 """Patterns for the start of the JSON, HTML, SVG, Markdown, JUnit, PNG and sweep CSV files that mismatchctl writes."""
 _BASELINE_BYTES = 1 << 20
-"""The mark of an accepted baseline is searched in this number of bytes, because long corrections may precede it."""
+"""Number of bytes in which `is_baseline` looks for the mark of an accepted baseline. Corrections may come first."""
 _ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{\s*"(?:by_hand|rules|verdict)":')
 """Mark of an accepted baseline. Only `--save-baseline` may overwrite such a file."""
 

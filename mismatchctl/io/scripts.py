@@ -71,7 +71,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return one Launch per command with arguments, or a single Launch if the text only contains flags."""
+    """Return one Launch per command with arguments, or a single Launch if the text only contains flags or arrays."""
     return _Script(text).launches()
 
 
@@ -299,7 +299,7 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping at the path `keys[:-1]`. Like Hydra, create mappings that are missing on this path."""
+    """Return the mapping at the path `keys[:-1]`. Like Hydra, put mappings there if other values or none are there."""
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:

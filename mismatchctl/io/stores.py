@@ -39,7 +39,7 @@ def format_names(names: Sequence[str], most: int = 5) -> str:
 
 def first_error_line(error: BaseException) -> str:
     text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error).strip()
-    # a sentence ends where the next begins: not in "No. 3", nor in the path "my. runs/A. B/c"
+    # Keep the first sentence. A capitalized word follows its period, unlike in "No. 3" and "my. runs/A. B/c".
     first = (text.splitlines() or [type(error).__name__])[0]
     line = re.split(r"(?<!\b[A-Z])\. (?=[A-Z][^\s/]*(?:\s|$))", first)[0]
     return escape_unprintable(line.rstrip(".")[:200])
@@ -61,7 +61,7 @@ _REASONS = {
     r"NETWORK_CONNECTION|curlCode|connect(ion )?(refused|reset|error)|resolve|name or service|timed? ?out"
     r"|UNAVAILABLE": ("the store cannot be reached", "network"),
 }
-"""For patterns of the client's error messages: the problem, and the key of its remedy in _REMEDIES."""
+"""Pattern of the client's error messages -> (problem, key of the remedy in `store_error`)."""
 
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, with permission to list and read it",
@@ -121,7 +121,7 @@ def open_filesystem(scheme: str, bucket: str) -> Any:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return fs.S3FileSystem(
         endpoint_override=endpoint,
-        region=None if endpoint else fs.resolve_s3_region(bucket),  # not the region in the environment
+        region=None if endpoint else fs.resolve_s3_region(bucket),  # the environment may name another region
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         connect_timeout=_CONNECT_SECONDS,
         request_timeout=_REQUEST_SECONDS,

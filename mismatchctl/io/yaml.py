@@ -191,7 +191,7 @@ def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> 
 
 
 def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[str], Any] | None = None) -> Any:
-    """Parse JSON. NaN, numbers that overflow and repeated keys are errors, unless `as_python_writes` is set."""
+    """Parse JSON. `as_python_writes` allows NaN, overflows and repeated keys. Only then, `number` converts numbers."""
     strict: dict[str, Any] = {"parse_float": parse_float, "parse_int": parse_integer}
     strict |= {"parse_constant": _refuse_constant, "object_pairs_hook": _check_unique_keys}
     try:
