@@ -56,7 +56,7 @@ TRAIN_COLUMN = "train_log_probs"
 FLOAT_COLUMNS = (*REQUIRED_COLUMNS, CURRENT_COLUMN, ADVANTAGES_COLUMN)
 """Columns with one float per token. Each becomes a field of TokenBatch."""
 IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
-"""Key in `DecodedBlock.masked`. Its value is the number of tokens to which the trainer gives probability 0."""
+"""Key in `DecodedBlock.masked`. Its value is the number of valid tokens with train probability 0."""
 
 
 @dataclass
@@ -209,7 +209,7 @@ def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: B
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
-    """Return the column's values at the valid tokens. Record a fault if a value cannot be a log-prob."""
+    """Return the column's values at the valid tokens. Record null, NaN, infinity and impossible log-probs as faults."""
     array = block.tokens[column]
     missing, values = find_nulls(array), to_numpy(array)
     if not np.issubdtype(values.dtype, np.floating):
@@ -372,7 +372,7 @@ class Rows(TokenBatch):
     """Sequences with all tokens, including masked tokens. A null in the file becomes NaN."""
 
     mask: Bools
-    extents: Mapping[str, Extent] = field(default_factory=dict)  # side -> (minimum, maximum), if known
+    extents: Mapping[str, Extent] = field(default_factory=dict)  # "rollout", "train" -> (minimum, maximum), if known
     unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)  # rows with lists of different lengths, by run
 
     @classmethod
@@ -416,7 +416,7 @@ BATCH_TOKENS = 1 << 21
 """Approximate number of tokens per batch. A larger row group is decoded in several pieces."""
 _COMPARED_ROWS = 64
 BATCH_ROWS = 1 << 16
-"""Maximum number of sequences per batch. It saves memory, because even an empty sequence takes 500 bytes."""
+"""Maximum number of sequences per batch, which limits memory: even an empty sequence takes about 500 bytes."""
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
@@ -458,7 +458,7 @@ def _count_values(column: pa.ChunkedArray) -> int:
 def _build_wide_block(
     file: DumpFile, table: pa.Table, rows: Ints, columns: Collection[str], watched: Collection[str]
 ) -> DecodedBlock:
-    """Build a block from rows whose columns contain lists. A row with lists of different lengths is a fault."""
+    """Build a block from rows of lists. Record null lists and unequal lengths as faults, and leave out their rows."""
     arrays = {column: to_plain_array(table.column(file.columns[column])) for column in (*columns, *watched)}
     every = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
     values = {column: array for column, array in arrays.items() if column not in every}
@@ -520,7 +520,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the values of a `watched` column. A list of wrong length becomes nulls, or the result is `None`."""
+    """Return a `watched` column. Lists of wrong length become null (partial columns, token ids), else return `None`."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)

@@ -118,7 +118,7 @@ class ReadUnit:
     index: int
     file: DumpFile
     row_group: int  # number of the first row group
-    step_range: tuple[int, int] | None  # lowest and highest step (`None` if unknown)
+    step_range: tuple[int, int] | None  # lowest and highest step (`None` if not known exactly)
     rows: int
     tokens: int  # approximate number, including masked tokens
     start: int = 0  # first row
@@ -220,11 +220,11 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Names of columns in a file: from `--column` (`rename`), frameworks (`aliases`) and `--by`."""
+    """Names of columns, with which `match` finds the columns of a file."""
 
-    rename: Mapping[str, str] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    by: Sequence[str] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)  # canonical name -> name in the file, from `--column`
+    aliases: Mapping[str, str] = field(default_factory=dict)  # name that a framework uses -> canonical name
+    by: Sequence[str] = ()  # names in the file, from `--by`
 
     def __post_init__(self) -> None:
         for column in self.rename:
@@ -331,7 +331,7 @@ ALWAYS_READ_COLUMNS = (
 
 @dataclass
 class Catalog:
-    """The usable files of a dump. With `skip`, other files are recorded in `problems`. Without, they raise an error."""
+    """The usable files of a dump. With `skip`, unusable files are recorded in `problems`, else they raise an error."""
 
     skip: bool
     files: list[DumpFile] = field(default_factory=list)
@@ -478,7 +478,7 @@ UNIT_TOKENS = 3 << 20
 
 @dataclass(frozen=True)
 class _Survey:
-    """First row and SEQUENCE_KEYS of each sequence in a file, and if a ReadUnit may begin there (`cuttable`)."""
+    """First row and SEQUENCE_KEYS of each sequence in a file, and whether a ReadUnit may begin there (`cuttable`)."""
 
     starts: Ints
     keys: pa.Table

@@ -158,7 +158,7 @@ def open_parquet_dump(place: str) -> Dump:
 
 
 def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most `rows` rows. Columns get canonical names, and Hive partitions become columns."""
+    """Yield all columns in batches of at most `rows` rows. Names are canonical, and Hive partitions become columns."""
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
@@ -198,10 +198,10 @@ class ConversionResult:
     """Numbers of converted rows and tokens, and `notes` about data that was not converted."""
 
     rows: int
-    tokens: int
-    missing: int = 0
-    copies: int = 0
-    passed_over: Sequence[str] = ()
+    tokens: int  # number of valid tokens
+    missing: int = 0  # number of tokens without a log-prob, which are masked
+    copies: int = 0  # number of sequences that were left out, because an earlier file contains them
+    passed_over: Sequence[str] = ()  # other notes
 
     @property
     def notes(self) -> list[str]:
@@ -395,7 +395,7 @@ def _find_log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -
 
 
 _Window = tuple[str, list[Any], slice]
-"""A possible response: (name of a log-prob column, its values, slice of the row that contains these values)."""
+"""A possible response: (name of a log-prob column, values of the response, slice of the list that contains them)."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def _shorten_texts(array: pa.Array) -> pa.Array:
 
 
 def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Convert a column to one array without dictionaries and extension types. Shorten huge strings."""
+    """Convert a column to one array without dictionaries and extension types. Shorten long strings."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):
@@ -359,7 +359,7 @@ class FileContents(ABC):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Read the named columns of row groups. Yield one table, or tables of at most `rows` rows if it is given."""
+        """Read the named columns of row groups. Yield tables of at most `rows` rows (`None`: a single table)."""
         tables = self.read_groups(file, groups, columns)
         if rows is None:
             yield pa.concat_tables(tables)
@@ -457,7 +457,7 @@ class ArrowContents(FileContents):
 
 
 GROUP_VALUES = 1 << 20
-"""A table in memory is read in parallel as several row groups. Each has at most this number of values per column."""
+"""A table in memory is read in parallel as several row groups. Each has about this number of values per column."""
 
 
 _COLUMNS_IN_FILE = b"mismatchctl.columns"
@@ -474,7 +474,7 @@ def _names_in_file(schema: pa.Schema) -> list[str]:
 
 
 def list_columns(schema: pa.Schema) -> str:
-    """List the first columns for a message, with the names that they have in the file."""
+    """List the first 24 columns for a message, with the names that they have in the file."""
     return format_names(_names_in_file(schema), 24) or "none"
 
 
@@ -686,11 +686,11 @@ class ParquetContents(FileContents):
 
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
         lists: dict[str, pa.Array] = {}
-        # Loading compiled loops would take longer than `read_lists` saves. Object stores need larger reads than pages.
+        # Loading compiled loops only for this takes longer than it saves. Object stores need larger reads than pages.
         if compiled_loops_in_use() and isinstance(file, pa.OSFile):
             from mismatchctl.data.parquet_pages import read_lists
 
-            lists = read_lists(file, self.footer, self.schema, groups, columns)  # faster, but not necessary
+            lists = read_lists(file, self.footer, self.schema, groups, columns)  # optional, with the same result
         others = [name for name in columns if name not in lists]
         table = self._open(file, columns).read_row_groups(list(groups), columns=others, use_threads=False)
         for name, array in lists.items():

@@ -1,4 +1,4 @@
-"""Read list columns of Parquet files page by page. With pyarrow's own reader, `analyze` needs 33% more CPU time."""
+"""Read list columns of Parquet page by page. With pyarrow's reader, `analyze` (30 M tokens) needs 33% more CPU time."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "c
 """Files are one run if their names differ only in a number after one of these words, such as `part_1` and `part_2`."""
 _RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
 _MANY = 8
-"""From this number of files on, names that differ only in a number are one run, except after words such as `seed`."""
+"""If at least this number of names differ only in a number, the files are a run, except after words such as `seed`."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 
@@ -45,10 +45,10 @@ class UnopenedFile:
     path: str
     run: str
     partition: Mapping[str, str | None] = field(default_factory=dict)
-    foreign: bool = False
-    size: int | None = None
+    foreign: bool = False  # True if an importer must convert the file
+    size: int | None = None  # of the original file, in bytes, if an importer converted it
     table: MemoryTable | None = None
-    step: int | None = None
+    step: int | None = None  # number in the path, if the files of the run have different steps
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _PathArgument:
     shown: str
     files: tuple[str, ...]
     parts: tuple[str, ...]
-    exact: tuple[str, ...]
+    exact: tuple[str, ...]  # used instead of `parts` if another run has equal `parts`
     foreign: bool = False
     table: MemoryTable | None = None
 
@@ -313,7 +313,7 @@ def _is_cache(name: str) -> bool:
 
 
 def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
-    """Expand a glob into runs. All matching files and `step=*` folders form one run. Each other folder is one run."""
+    """Expand a glob. Matching files form one run. Without files, `step=*` folders form one run, others one each."""
     store = find_store(pattern)
     found, hidden = store.glob(pattern), os.path.basename(pattern).startswith("_")
     matches = [path for path in sorted(found, key=natural_key) if hidden or not os.path.basename(path).startswith("_")]

@@ -85,7 +85,7 @@ class Fault:
 _FEWEST_ROWS = 2
 """An error describes a whole column only if all rows are bad and there are at least this number of rows."""
 EXAMPLE_ROWS = 32
-"""Maximum number of example rows to store if the lists of a row have different lengths."""
+"""Maximum number of rows with lists of different lengths to keep as examples, per run."""
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
 _ENDS = {
     "last": "the lists agree from the start, so the extra elements are at the end",
@@ -153,7 +153,7 @@ class LengthMismatch:
     """Rows of one run whose lists have different lengths."""
 
     count: int = 0
-    columns: Mapping[str, int] = field(default_factory=dict)  # column -> number of rows whose length is not rollout's
+    columns: Mapping[str, int] = field(default_factory=dict)  # column -> number of rows with a length unlike rollout
     examples: tuple[UnequalRow, ...] = ()
 
     def __add__(self, other: LengthMismatch) -> LengthMismatch:
@@ -171,7 +171,7 @@ class LengthMismatch:
         return f"in row {one.row:,}, {name} has {one.lengths[name]:,} elements and the other lists have {others:,}"
 
     def pattern(self) -> str:
-        """Return a pattern that all lengths have, such as "train_log_probs is always 1 element longer", or ""."""
+        """Describe the lengths if all examples agree, such as "train_log_probs is always 1 element longer", else ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""

@@ -85,7 +85,7 @@ def open_dump(
 class Dump:
     """The files of a dump, ready to be read, sorted by run and then by name in natural order.
 
-    With `on_bad="skip"`, `problems` contains the files that were left out. `read` reports bad sequences in other files.
+    With `on_bad="skip"`, `problems` contains the files that were left out. `read` counts bad sequences in other files.
     `unread` are files in the given folders that look like dumps but are not read because of their names.
     """
 
@@ -194,7 +194,7 @@ class Dump:
         return DataError(problem, file=error.file, row=error.row, column=error.column, remedy=error.remedy)
 
     def rows(self, unit: ReadUnit, problems: Problems) -> Iterator[Rows]:
-        """Yield the rows of a part as they are stored, including masked tokens and bad values."""
+        """Yield the stored rows, with masked tokens and bad values, but without rows whose lists differ in length."""
         try:
             for block in self._blocks(unit):
                 if block.faults:

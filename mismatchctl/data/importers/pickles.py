@@ -130,7 +130,7 @@ class _ByteBudget:
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return limits for reading a file of `size` bytes. Its values may be larger, because tensors share bytes."""
+        """Return limits for reading a file of `size` bytes. Its values may be larger if tensors share bytes."""
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:
@@ -143,7 +143,7 @@ class _ByteBudget:
 
 @dataclass(frozen=True)
 class _TensorStorage:
-    """The bytes of a torch tensor. A storage class in the pickle, such as `torch.FloatStorage`, lacks `data`."""
+    """The bytes of torch tensors. For a class in the pickle, such as `torch.FloatStorage`, `data` is `None`."""
 
     kind: str
     data: memoryview | None = None

@@ -62,7 +62,7 @@ def _uncompressed_path(path: Path) -> Path:
 
 
 def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
-    """Return the layout of a file, if known. With `framework`, return its layout, except if only another one fits."""
+    """Return the layout of a file, if known. With `framework`, return its layout, or `None` if only another fits."""
     chosen = framework_layouts(framework)[0] if framework else None
     file = OpenFile(path)
 

@@ -49,7 +49,7 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
-        """Yield the sequences of a file in batches. Yield no batch if no framework writes such files."""
+        """Yield the sequences of a file in batches. Yield nothing if the format is unknown or lacks train log-probs."""
         layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
@@ -147,7 +147,7 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Convert files of other formats to tables, one run at a time. With `skip`, yield errors instead of raising."""
+    """Convert `foreign` files to tables, one run at a time. Yield the rest unchanged. `skip`: also yield errors."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:

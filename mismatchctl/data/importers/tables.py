@@ -44,7 +44,7 @@ _DEPTH = 3
 _TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
 """Names of columns that contain token ids in some files, and text in other files."""
 _PROMPTS = ("prompt_token_ids", "prompt_ids", "prompt")
-"""Columns that contain the prompt as token ids or text. They are used if a file has no prompt ids."""
+"""Columns with the prompt as token ids or text. If a file has no prompt ids, hashes of the prompts are used instead."""
 
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -436,7 +436,7 @@ def with_prompt_ids(table: pa.Table) -> pa.Table:
 PROMPT_LOG_PROBS = "prompt_log_probs"
 """Column with the log-probs of a prompt's tokens, except for the first token, which lacks a log-prob."""
 _WRAPPERS = ("response", "body", "result", "output")
-"""Scripts and batch jobs write objects such as {"id": ..., "response": ...}. Possible keys of the response."""
+"""Keys of the response in objects that scripts and batch jobs write, such as {"id": ..., "response": ...}."""
 _IDS = ("custom_id", "id", "request_id", "rid", "sequence_id")
 _TOKEN = re.compile(r"token_id:(\d+)")
 
@@ -547,7 +547,7 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
 
 
 def _pick_log_prob(entry: Any, token: int | None) -> float:
-    """Return the log-prob of the sampled `token`. `entry` is a number or {token: log-prob of a likely token}."""
+    """Return the log-prob of `token`, or the first if `token` is `None`. `entry`: a number, or token -> log-prob."""
     if entry is None or isinstance(entry, (int, float)):
         return _log_prob(entry)
     found = next(iter(entry.values())) if token is None else entry[str(token)] if str(token) in entry else entry[token]
