@@ -83,7 +83,7 @@ class Segments:
         return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
 
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of groups of segments. A group has at most `tokens` tokens or one long segment."""
+        """Yield (start, stop) of groups of adjacent segments, with at most `tokens` tokens or one longer segment."""
         start = 0
         while start < len(self):
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1
@@ -204,7 +204,7 @@ class TokenBatch:
         return sorted(column for column in columns if has.get(column) is None)
 
     def log_probs(self, policy: str) -> Floats | None:
-        """Return a policy's log-probs per token, if known. `proximal` interpolates `rollout` and `current`."""
+        """Return a policy's log-probs [T], or `None` if missing. `proximal` interpolates `rollout` and `current`."""
         if policy == "proximal":
             return None if self.current is None else self._proximal(self.current)
         if policy in ("rollout", "train", "current"):
@@ -219,7 +219,7 @@ class TokenBatch:
         return self.rollout + self.segments.spread(moved) * (current - self.rollout)
 
     def has_log_probs(self, *policies: str) -> Bools:
-        """Flag the sequences whose tokens all have log-probs of all `policies`."""
+        """Flag the sequences [S] whose tokens all have log-probs of all `policies`."""
         known = np.ones(len(self), np.bool_)
         for policy in policies:
             values = self.log_probs(policy)
@@ -272,7 +272,7 @@ class TokenBatch:
 
 
 def experts_per_layer(experts: np.ndarray) -> int:
-    """Infer how many experts a layer uses per token: the largest number without a repeated expert in any layer."""
+    """Infer the number k of experts per layer from ids [T, layers x k]: the largest k <= 8 without repeated ids."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, 8 + 1):

@@ -20,7 +20,7 @@ SIGNED_BINS = 2 * MAGNITUDE_BINS
 SIGNED_SHIFT = 17
 """The bits of a float32 are shifted right by this number to find its bin."""
 FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
-"""Subtracted from the shifted bits (without the sign), this gives the bin of an absolute value."""
+"""Subtract this from the shifted bits (without the sign) to get the bin of an absolute value."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
@@ -37,7 +37,7 @@ def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """Return a lower bound of the `number`-th largest value, or -inf if it is negative. `counts` is a histogram."""
+    """Return a lower bound of the `number`-th largest value in a histogram [SIGNED_BINS], or -inf if it is negative."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:

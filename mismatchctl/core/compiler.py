@@ -82,7 +82,7 @@ float_to_bits = _make_bitcast(float32, int32)
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Decode `count` Parquet levels (0 or 1). Write the indices of zeros to `out`, return their number (error: -1)."""
+    """Decode `count` Parquet levels in body[at:stop]. Write indices of zeros to `out`, return their number or -1."""
     done = found = 0
     while done < count:
         header: Any = int64(0)
@@ -139,8 +139,8 @@ def _find_levels_end(body: Any, at: int) -> int:
 def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
     """Find the lists in a Parquet page, and write the index of each list's first value to `offsets`.
 
-    The page has `count` levels: one per value or empty list. Return the position of its values, or -1 for a bad page.
-    `state` [3] is updated: number of lists, number of values, and 1 if the next page may continue the last list.
+    The page has `count` levels: one per value or empty list. Return the position of its values, or -1 if the page is
+    bad or an array is too small. Update `state` [3]: lists, values, and 1 if the next page may continue the last list.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)

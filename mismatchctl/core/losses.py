@@ -24,7 +24,7 @@ class LossTerm:
     """A loss per token, with its derivative."""
 
     losses: Array  # loss of each token [T]
-    slope: Array  # derivative of each loss with respect to the token's log ratio or log-prob [T]
+    slope: Array  # derivative of each loss [T] with respect to its log ratio (own or mean, see `mean_over`) or log-prob
     # sequences, if each loss depends on the mean log ratio of its sequence. None if on the token's own log ratio.
     mean_over: Segments | None = None
     # with `mean_over`: tokens whose log-prob changes this mean [T]. Default: all.
@@ -157,6 +157,6 @@ def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floa
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """OPSM: flag tokens with advantage < 0 in sequences with `drift` (mean old - current log-prob [S]) > `delta`."""
+    """Flag tokens with advantage < 0 in sequences whose `drift` (mean old - current log-prob [S]) > `delta` (OPSM)."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

@@ -1,4 +1,4 @@
-"""Pydantic models without NaN and infinity. A field with such a value becomes null, and `status` explains why."""
+"""Pydantic models without NaN and infinity. Optional fields with such a value become null."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPECTED_VALUES = {
     "bool": "takes true or false", "string": "takes text", "tuple": "takes a list", "list": "takes a list",
     "model": "takes keys and values", "dict": "takes keys and values", "missing": "is missing",
 }  # fmt: skip
-"""Maps the type of a pydantic error to a description of the expected value."""
+"""Maps the start of a pydantic error type, such as `float` in `float_parsing`, to what the field expects."""
 _SIZE_LIMITS = {
     "string_too_short": "must not be empty", "string_too_long": "may have {max_length} characters at most",
     "too_long": "takes a list of {max_length}",
@@ -133,7 +133,7 @@ def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 class FiniteModel(BaseModel):
-    """A pydantic model. An optional field that is NaN or infinite becomes null, and `status` explains why."""
+    """A pydantic model. NaN or infinity in an optional field becomes null. For `value`, `status` then explains why."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

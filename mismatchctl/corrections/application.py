@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Values of a step, for a gate with `over: batch`. It drops the largest until the mean of the rest is in bounds."""
+    """Values of a step. A gate with `over: batch` drops the largest until the mean of the rest is within its bound."""
 
     gate: Gate
     count: int = 0  # number of values within the upper bound
@@ -77,7 +77,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value, how often it was dropped, and True if a smaller value is kept."""
+        """Return the smallest dropped value or inf, how many equal values to drop, and True if a smaller one stays."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -122,7 +122,7 @@ def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selecti
 
 
 def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
-    """Return the values that a gate compares with its bounds, one per token [T] or segment."""
+    """Return the values that a gate compares with its bounds (`ratio`: log ratios), per token [T], sequence or turn."""
     if gate.statistic == "age":
         unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
         return np.where(np.isnan(batch.age), unknown, batch.age)
@@ -147,7 +147,7 @@ _PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_
 
 
 def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batch: TokenBatch) -> Float64s:
-    """Update the statistic `measured` of each segment: include tokens with train probability 0 (log ratio -inf)."""
+    """Return `measured` with the tokens of train probability 0 (log ratio -inf) included in each segment or prefix."""
     impossible = _count_impossible_tokens(gate.over, view.segments, batch)
     if impossible is None or gate.level == "token" or gate.statistic in _PROBABILITY_STATISTICS:
         return measured
@@ -304,7 +304,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return logs of random factors >= 1, which raise the upper bound of each token or sequence (from `gate.seed`)."""
+    """Return logs of random factors >= 1 for upper bounds, per token or sequence, from seed, file, row and place."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -476,7 +476,7 @@ class CorrectedBlock:
     counted: Selection  # tokens in the loss's denominator: `kept` plus the tokens rejected by gates with effect `zero`
 
     def token_weights(self) -> Float64s:
-        """Return each token's weight [T] after truncation and before normalization, also for rejected tokens."""
+        """Return each token's weight [T] with bounds applied, but not normalized. Rejected tokens have weights too."""
         if self.weights is None:
             return self.kept.segments.spread(np.ones(len(self.kept.segments)))
         bounded = self.weights.bounded
@@ -529,7 +529,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Return True for each sequence [S] with a token that a per-token rule may reject or give another weight."""
+    """Flag sequences [S] in which a per-token rule may reject a token, or give it a weight other than its ratio."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight

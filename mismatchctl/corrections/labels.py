@@ -53,7 +53,7 @@ _LARGEST_PERCENT_BOUND = 1.1
 """An interval [1/b, b] is shown in percent if b is at most this number, and as a factor if b is larger."""
 _SMALLEST_PLAIN = 1e-3
 _EQUAL_DISTANCES = 0.005
-"""Maximum relative difference between the distances of two bounds from 1 (or 0), to show them as "within 10%"."""
+"""Bounds whose distances from 1 (or 0) differ by at most this share are shown as one number: "within 10%"."""
 
 
 def correction_label(correction: Correction) -> str:

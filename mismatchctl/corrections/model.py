@@ -235,7 +235,7 @@ class Gate(_CorrectionModel):
 
     @property
     def is_veto(self) -> bool:
-        """Return True if the ratio of a single token can reject a sequence."""
+        """Return True if a single token with a low ratio rejects its sequence."""
         return self.statistic == "ratio" and self.level == "min" and bool(self.keep[0])
 
 
@@ -331,7 +331,7 @@ class Weight(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if the less common fields, such as `over` and `clamp`, have their default values."""
+        """Return True if all rarely used fields (`over`, `clamp`, `limit`, ...) have their default values."""
         given = (self.over, self.clamp, self.limit, self.sees, self.nonfinite, self.bound_where)
         return given == ("sequence", "aggregate", LOG_RATIO_BOUND, "original", "keep", None)
 
@@ -384,7 +384,7 @@ class Correction(_CorrectionModel):
     def weights_loss(self) -> bool:
         """Return True if the loss is multiplied by the weights.
 
-        The result is False for losses that use the ratio current/rollout, because they already contain the weights.
+        False without weights, for `vespo`, and for OWN_RATIO_LOSSES with `current/rollout` (they contain the weights).
         """
         name = parse_loss(self.loss)[0]
         own = name == "vespo" or (

@@ -191,7 +191,7 @@ def _count_policies(correction: Correction) -> int:
 
 
 SEVERITIES = ("negligible", "moderate", "severe")
-"""Typical causes: numerical differences (negligible), stale weights (moderate), another policy (severe)."""
+"""Severities of a mismatch. Typical causes, in this order: numerical differences, stale weights, another policy."""
 _MIN_ESS = (0.99, 0.9)
 """Minimum ESS of token weights for `negligible` and for `moderate`. Our own choice, without a published source."""
 

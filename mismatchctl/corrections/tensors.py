@@ -180,7 +180,7 @@ class TensorBatch:
 
 
 def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
-    """Return the bounded weights of valid tokens. To normalize, divide them by their mean over a group of rows."""
+    """Return bounded weights of valid tokens. If `normalize` is set, divide them by the mean of each group of rows."""
     weights, rule = block.token_weights(), correction.weight
     if rule is None or rule.normalize == "none":
         return weights
@@ -198,7 +198,7 @@ def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Seq
 
 
 def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
-    """Return the row indices of each micro-batch. `micro_batches` is their size, or one name per row."""
+    """Return row indices per micro-batch. `micro_batches`: rows per micro-batch, one name per row, or None (all)."""
     if micro_batches is None:
         return [np.arange(rows)]
     if isinstance(micro_batches, (int, np.integer)) and micro_batches > 0:

@@ -34,7 +34,7 @@ class Case:
         filled: True if an earlier test found a cause that affects all tokens.
         left_out: Column -> values (such as worker names) that tests ignore, because an earlier test blamed them.
         explained: The causes that earlier tests found with medium or high confidence.
-        whole_k3: The sum of K3 over all valid tokens, before the first test.
+        whole_k3: The sum of K3 over all valid tokens of the sample, before the first test.
         growth: A function that returns the growth of K3 over the steps of the whole run.
     """
 
@@ -152,7 +152,7 @@ class Case:
 
     @cached_property
     def spread(self) -> float:
-        """Return the logit noise that explains the measured K3. Outliers increase it, but not `noise`."""
+        """Return the logit noise that would cause the measured K3. Outliers increase it, but hardly change `noise`."""
         doubt = -np.expm1(np.minimum(self.t, 0.0))
         power = float((doubt * doubt).sum())
         return float(np.sqrt(2 * self.k3.sum() / power)) if power > 0 else 0.0
@@ -233,7 +233,7 @@ class Case:
 
     @cached_property
     def suspicious_runs(self) -> ConstantRuns:
-        """Find stretches of equal log-probs (or of zeros) on one side, if their log ratios are large."""
+        """Find stretches of 4 or more equal log-probs, or of zeros, on one side, if their log ratios are large."""
         found = [_find_constant_runs(self, values) for values in (self.r, self.t)]
         return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
 
@@ -321,7 +321,7 @@ class Case:
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Correlate mean log ratio and next log-prob change per token id. Return the correlation and a z-score."""
+        """Return the correlation over token ids of mean log ratio and mean update (current - train), with a z-score."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0
@@ -390,7 +390,7 @@ class Case:
         return self.means(np.minimum(np.abs(self.x), _MAX_DISTANCE))
 
     def find_better_reading(self, side: str, values: Float64s) -> Bools:
-        """Flag the sequences [S] whose mismatch falls to about a third if `values` [T] replace log-probs of `side`."""
+        """Flag the sequences [S] whose mismatch falls to 35% or less if `values` [T] replace log-probs of `side`."""
         other = self.t if side == "rollout" else self.r
         before = self._distances
         with np.errstate(invalid="ignore"):
@@ -423,7 +423,7 @@ class Case:
 
     @cached_property
     def turns(self) -> Ints | None:
-        """Return the turn number of each token [N], from the column `turn` or from gaps in the mask."""
+        """Return the turn of each token [N], from the column `turn` or mask gaps. `None` if it rarely changes."""
         recorded = self.rows.extra_columns.get("turn")
         new = np.zeros(len(self.index), np.bool_)
         inside = self.where[1:] == self.where[:-1]
@@ -544,7 +544,7 @@ class Coherence(NamedTuple):
 
 
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
-"""Minimum variance of the rows' mean `loudness` for two kinds. One kind had at most 0.41, two had at least 1.5."""
+"""Minimum variance of the rows' mean `loudness` for two kinds of rows. One kind had up to 0.41, two at least 1.5."""
 _KINDS_MIN_TOKENS = 5
 
 

@@ -20,7 +20,7 @@ _MOST_ROWS = 1 << 20
 _HASHED_AT_ONCE = 1 << 14
 """Number of rows whose ids are hashed at a time, to save memory."""
 _COMMON_SURPRISE = 14.0
-"""Highest surprise of a sequence that may be sampled twice by chance, in nats."""
+"""Highest surprise (minus log-prob, in nats) of a sequence that may be sampled twice by chance."""
 _MOST_NAMES = 8
 _VOCABULARY_BINS = 64
 
@@ -90,7 +90,7 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
 
 
 def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[int, int]:
-    """Hash each response by its length and token ids. Return the sum of the hashes, and the number of responses."""
+    """Hash the length, the sum of token ids and some token ids of each response. Return sum and count of hashes."""
     ids = rows.extra_columns.get("token_ids")
     if ids is None or ids.ndim != 1 or not len(some):
         return 0, 0

@@ -15,7 +15,7 @@ from mismatchctl.measure.metrics.registry import OTHER_TOP_COLUMNS, ROLLOUT_TOP_
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
-"""Tests need this number of positions with lists of likely tokens. A token below `_GONE_LOG_PROB` counts as removed."""
+"""Minimum number of positions with lists of likely tokens. A log-prob up to `_GONE_LOG_PROB` counts as removed."""
 _TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 
 
@@ -42,7 +42,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate a temperature and its 95% interval from top-k log-probs of the two sides, if one fits."""
+    """Estimate the rollout's relative temperature and its 95% interval from top-k log-probs. `None` if none fits."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -122,7 +122,7 @@ _SMALLEST_DOUBT = 1e-3
 
 @dataclass(frozen=True)
 class PowerFit:
-    """A fit q = p^`exponent` / Z. The side that sampled the tokens has the probabilities q, the other side has p."""
+    """A fit q = p^`exponent` / Z (constant Z per context). The side that sampled has probabilities q, the other p."""
 
     exponent: float
     interval: tuple[float, float] | None
@@ -160,19 +160,19 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
 
 
 def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> float:
-    """Return the share of tokens that a temperature cannot cause: q < p^b / (p^b + (1 - p)^b), b = `exponent`."""
+    """Return the share of tokens that no temperature can cause: q < p^b / (p^b + (1 - p)^b), where b = `exponent`."""
     known = (other < -_SMALLEST_DOUBT) & (sampled < -_SMALLEST_DOUBT)
     if not known.any():
         return 1.0
     flatter, sharper = (values[known] - np.log(-np.expm1(values[known])) for values in (other, sampled))
-    if exponent < 1:
+    if exponent < 1:  # the formula is for b > 1, so exchange the two sides
         flatter, sharper, exponent = sharper, flatter, 1 / exponent
     # in random models, at most 0.004 if only the temperature differs, and at least 0.1 if the weights differ
     return float((sharper < exponent * flatter - 0.1).mean())
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
-    """Return the Anderson-Rubin interval of sum(`seen`) / sum(`moved`). `a` is sum(`moved`) without noise."""
+    """Return the Anderson-Rubin interval of sum(`seen`) / `a`. `a` is sum(`moved`) minus the part due to noise."""
     clusters = np.bincount(case.clusters, weights=case.counts) > 0
     used = int(clusters.sum())
     if used < 2:
@@ -368,7 +368,7 @@ _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
 def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
     """Fit (rollout log-prob) = b * (train log-prob) + c, with a separate c for each context (prompt and prefix).
 
-    Return b, its 95% interval, and the share of variance that b explains. Top-k and top-p sampling change only c.
+    Return b, its 95% interval, and the share of variance it explains. `None` if b may be 1. Truncation changes only c.
     """
     ids = case.rows.extra_columns.get("token_ids")
     if ids is None:

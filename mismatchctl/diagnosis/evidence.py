@@ -18,7 +18,7 @@ from mismatchctl.measure.sequence_terms import LevelTerms, ValidTokens, compute_
 from mismatchctl.measure.sums import Hashes, merge_parts
 
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
-"""A sample of a run has SAMPLE_SHARE of the dump's tokens, but from MIN_SAMPLE to MAX_SAMPLE tokens."""
+"""The sample of a run has SAMPLE_SHARE of the dump's tokens, but at least MIN_SAMPLE and at most MAX_SAMPLE."""
 MAX_PLACES = 3
 LAG_COLUMN = "lag"
 """Name of a column that mismatchctl computes: `train_version` minus `rollout_version`."""
@@ -104,7 +104,7 @@ class RowSample:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence about one run. Rows with more rollout than train log-probs, or fewer, only count in `unfit`."""
+    """Evidence about one run. Rows with different numbers of rollout and train log-probs only count in `unfit`."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     cells: LevelSums = field(default_factory=dict)
@@ -177,12 +177,12 @@ def _count_identical(rows: Rows, valid: ValidTokens, terms: LevelTerms) -> dict[
 
 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
-    """Return the sums that a later regression of the log mismatch needs. Keys: (column, step, value).
+    """Return sums for a regression of the log mismatch on sequence length. Keys: (column, step, value).
 
-    The log mismatch of a sequence is log(sum of |log ratio| / sum of 1 - p), where p is the trainer's probability.
-    Equal noise in all logits gives similar values, because it changes likely tokens less. Each value of the result is a
-    [4, 4] matrix: the sums of the products of 1, log mismatch, log(number of tokens), and log(mean of 1 - p). The
-    column "" has all sequences of a step.
+    The log mismatch of a sequence is log(sum of |log ratio| / sum of 1 - p), where p is the trainer's probability and
+    |log ratio| is limited to 1. Equal noise in all logits gives similar values. Each value of the result is a [4, 4]
+    matrix: the sums of the products of 1, log mismatch, log(number of tokens), and log(mean of 1 - p). The column ""
+    has all sequences of a step.
     """
     some = (levels.finite > 0) & (levels.size > 0)  # if all log-probs are equal, log(0) would be -inf
     counts = levels.finite[some]

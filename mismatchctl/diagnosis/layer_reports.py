@@ -90,8 +90,8 @@ class _Model(BaseModel):
 class Tensor(_Model):
     """A tensor that a tool compared on the two sides.
 
-    `layer` counts from 0 and is null for a tensor outside the layers. `value` is the difference, measured in the tool's
-    own way. `why` is the tool's reason to reject the tensor, or empty if the tool accepts the tensor.
+    `layer` counts from 0 and is null for a tensor outside the layers. `value` is the difference between the sides, as
+    `measure` of the report describes. `why` is the tool's reason to reject the tensor, or empty if the tool accepts it.
     """
 
     name: str
@@ -357,7 +357,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
-    """Read the JSON that `msprobe -da` writes per rank. A call fails if `is_same` is false."""
+    """Read the JSON that `msprobe -da` writes per rank. A call fails if `is_same` is false. `Result` is empty there."""
     calls = [*document.values()] if isinstance(document, Mapping) else []
     if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
         return None
@@ -465,7 +465,7 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
     places = [(row.step, row.layer) for row in rows if row.layer is not None]
     changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
-    # A new pass or rank reverses the direction of the layers only sometimes. With few layers, this proves nothing.
+    # A new pass or rank reverses the direction of the layers only sometimes. A few changes of layer prove nothing.
     if len(changes) >= 8 and turns > 0.5 * (len(changes) - 1):
         note = "the tensors of the report are not in order of execution, so they were sorted by layer"
         return _sort_by_layer(rows, rows), note
@@ -525,7 +525,7 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
 
 
 def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
-    """Return the index of the first weight tensor that differs far more between the sides than the median tensor."""
+    """Return the index of the first weight tensor that differs far more between the sides than the median weight."""
     found = {at: row.value for at, row in enumerate(rows) if row.value is not None and _WEIGHT_PATTERN.search(row.name)}
     if len(found) < _MIN_WEIGHTS:
         return None

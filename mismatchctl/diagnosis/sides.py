@@ -264,7 +264,7 @@ def assign_sides(
     # Finding a cause takes fewer rows than measuring its size.
     few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows
     reference = few.extra_columns[REFERENCE_COLUMN]
-    few = replace(few, extents={})  # minimum and maximum are not those of the reference
+    few = replace(few, extents={})  # `extents` lacks the minimum and maximum of the reference
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
     strongest = sides.confidence == "high"  # if so, the first finding gets the side with the larger error
     least = min(sides.rollout_rms, sides.train_rms)

@@ -23,7 +23,7 @@ _EDIT_SURE_SHARE, _EDIT_MOST = 0.03, 0.5
 
 @dataclass(frozen=True)
 class _Breaks:
-    """Sequences (`found`) whose rollout and train log-probs agree up to the token `split`, and then differ."""
+    """Sequences (`found`) whose rollout and train log-probs agree before the token `split`, and differ from it on."""
 
     found: Bools
     split: Ints
@@ -217,7 +217,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Find the shift k of each row: rollout[i + k] is near train[i]. Return k and the misfit (1: no match)."""
+    """Find the shift k of each row: rollout[i + k] is near train[i]. Return k and the misfit (no match: 0 and 1)."""
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths

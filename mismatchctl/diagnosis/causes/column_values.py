@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Find the factor of one side, such as -1 or ln 10, that makes most sequences agree. Return flags for these [S]."""
+    """Find the factor on one side, such as -1 or ln 10, that makes most sequences agree, and flag these sequences."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)
@@ -270,7 +270,7 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
         return None
     for side, own, _ in case.sides:
         values, decimals = getattr(case.rows, side), _find_decimals(own)
-        if decimals is not None:  # tested first, because many short decimals are exact in float16 too
+        if decimals is not None:  # tested first: many short decimals are exact in bfloat16 and float16
             step = np.full(len(case.x), 10.0**-decimals)
             return _match_low_precision(case, side, format_count(decimals, "decimal"), 1.0, 1e-3, step)
         unsure = values[case.sound & (values < _LATTICE_MAX_LOG_PROB)]
@@ -294,7 +294,7 @@ def _find_decimals(values: Float64s) -> int | None:
         return int(np.count_nonzero(np.abs(scaled - np.round(scaled)) > np.abs(scaled) * 2.0**-23 + 1e-9))
 
     for digits in _DECIMAL_DIGITS if len(used) >= 50 else ():
-        # checking the first 8,192 values saves time, because they usually show that the number is too small
+        # checking the first 8,192 values saves time, because they usually show that `digits` is too small
         if count_longer(used[: 1 << 13], digits) <= most and count_longer(used, digits) <= most:
             return digits if len(np.unique(used)) > 10 else None
     return None

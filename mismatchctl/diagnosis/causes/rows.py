@@ -161,7 +161,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean |rollout[i] - train[j]| of each pair of rows (i, j) over the first 32 tokens."""
+    """Return the mean |rollout[i] - train[j]| of all rows i and j over their first 32 tokens (at most 1 nat each)."""
     place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
@@ -305,7 +305,7 @@ def _rise_within_turns(case: Case, turn: Ints, used: Bools) -> float:
 
 
 def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Regress the loudness on log2(1 + `place`). Return the slope, its z-score, and means of early and late tokens."""
+    """Regress the loudness on log2(1 + `place`) within rows. Return slope, its z-score, and (early, late) means."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
@@ -405,7 +405,7 @@ _POSITION_MIN_SPREAD = 3.0
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Compare early and late tokens. Return the mismatch of late tokens / early tokens, a z-score, and both values."""
+    """Compare early and late tokens. Return the mismatch of late / early tokens, a z-score, and (early, late)."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < 4), share >= 0.75))

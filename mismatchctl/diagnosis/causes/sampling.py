@@ -231,7 +231,7 @@ def _describe_tempered_setting(
 
 
 def _find_top_p(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Return top-p and its interval, or `None` if the truncation was not top-p.
+    """Return top-p and its interval, or `None` if the kept mass does not look like top-p.
 
     The kept mass is the trainer's probability of all tokens that the sampler could choose. If an unlikely token was
     sampled, top-p kept a mass close to its setting. With top-k or min-p, the kept mass varies.
@@ -497,7 +497,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
-    """Return how much `size` differs between repeated and new tokens of similar probability and position, and its z."""
+    """Return the difference of `size` between repeated and new tokens of similar probability and place, and z-score."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, 8), (case.place, 4)):
         bins = bins * parts + quantile_bins(values, parts)

@@ -554,7 +554,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
         value, z = _regress(products, freedom)
         ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
         most = -NormalDist().inv_cdf(math.exp(-ways)) if ways < 500.0 else math.inf
-        return value, math.copysign(min(abs(z), most), z)  # `ways`: log of the number of permutations
+        return value, math.copysign(min(abs(z), most), z)  # with few permutations (log: `ways`), z cannot be large
     levels = Levels.of(cells)
     y, error = levels.sums / levels.counts, levels.variance / levels.counts
     shapes = [_fit_across_steps(form, y, error, levels.freedom) for form in (at, np.minimum(at - at.min(), 1.0))]
@@ -563,7 +563,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the first variable on the last (with enough data, on all others too). Return slope and z-score."""
+    """Regress the first variable of `products` on the last (with enough data, on all). Return slope and z-score."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])
@@ -578,7 +578,7 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Fit a line to the log mismatch `y` of each step over its value `at`. Return the slope and its z-score."""
+    """Fit a line to the log mismatch `y` of each step over `at`. Assume that steps vary by 10%. Return slope and z."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:
