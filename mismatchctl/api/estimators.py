@@ -78,8 +78,8 @@ def weights(
             weights that are normalized within micro-batches. Default: all rows are one micro-batch.
 
     Returns:
-        Weights and flags, in the library, on the device and (weights) in the dtype of `train`. Masked and rejected
-        tokens have the flag false. A masked token has the weight 0, but the weight of a rejected token may not be 0.
+        Weights and flags, in the same library and on the same device as `train`. Weights also have its dtype. Masked
+        and rejected tokens have the flag false. Masked tokens have the weight 0, but rejected tokens may not.
     """
     from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
 

@@ -502,7 +502,7 @@ def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]
 
 
 def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
-    """For each bootstrap replicate and sequence, return the mean of `values` per token in its step [R, S]."""
+    """For each replicate and sequence, return the mean per token over its step [R, S]. `values` are sums [S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
     return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]

@@ -366,7 +366,7 @@ def advise(
         configs: Corrections in use now, to compare with the recommendation. Example:
             `configs=mm.read_config("trainer.yaml")`.
         batch: Number of sequences per update. Default: the number of sequences per step of the dump.
-        max_rejection: Only recommend corrections that reject at most this share of tokens, 0 to 1.
+        max_rejection: Only recommend corrections that reject at most this share of tokens, and never over 0.9.
         min_ess: Only recommend corrections with at least this effective sample size of tokens, 0 to 1.
         no_rejection: Only recommend importance weights, no rejection.
         columns, progress: As in `mm.analyze`.

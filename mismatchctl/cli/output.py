@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mismatchctl.report.document import Document
 
 PIPED_WIDTH, MIN_WIDTH = 140, 40
-"""Width in characters if the width of the terminal is unknown, and minimum width of a readable table."""
+"""Width in characters if stdout is not a terminal, and minimum width, even if the variable COLUMNS is smaller."""
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def find_unread_variables(group: Any) -> list[str]:
 
 
 SettingEntry = tuple[str, list[str], str, Any]
-"""(place of the setting, such as a file, commands that it applies to, option, value)."""
+"""(origin of the setting, commands that it applies to, name of the option, value)."""
 
 
 def _entries_from_file(flags: Mapping[str, Any]) -> Iterator[SettingEntry]:

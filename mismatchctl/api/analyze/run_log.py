@@ -310,7 +310,7 @@ def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
 
 
 def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
-    """Describe in which order K3 and health metrics (such as reward) changed. If K3 or all others did not: ""."""
+    """Describe in which order K3 and the health metrics changed. If K3 or all health metrics did not, return ""."""
     changes = [
         ("K3", k3),
         *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
