@@ -110,7 +110,7 @@ def to_array(value: Any) -> Any:
 
 
 def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
-    """Return the prompt (`tokens` before the last `width`) without padding, or `None` without an `attention` mask."""
+    """Return `tokens` without the last `width` and without padding, or None if `attention` has another length."""
     if attention is None or len(attention) != len(tokens):
         return None
     return tokens[:-width][attention[:-width] != 0]
@@ -178,7 +178,7 @@ def _is_near(one: str, other: str, most: int) -> bool:
 
 
 def is_same(one: Correction, other: Correction, rounding: float = 0.0) -> bool:
-    """Return True if two Corrections give the same weights and reject the same data. Names do not matter."""
+    """Return True if two Corrections give the same weights and rejections. `rounding`: tolerance for bounds."""
     (ours, our_bounds), (theirs, their_bounds) = _comparable_rules(one), _comparable_rules(other)
     pairs = zip(our_bounds, their_bounds, strict=False)
     return ours == theirs and all(a == b or math.isclose(a, b, rel_tol=rounding, abs_tol=rounding) for a, b in pairs)
@@ -415,7 +415,7 @@ class Framework(ABC):
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return findings. `unknown`: keys whose value is not in the file, and "" if an included file is missing."""
+        """Return findings. `unknown`: keys whose value is not in the file, and "" if files or keys were not read."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:

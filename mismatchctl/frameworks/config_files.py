@@ -189,7 +189,7 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Nat
 
 
 def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[NativeConfig]:
-    """Read the configurations in a file, and detect the framework if `framework` is empty."""
+    """Read the configurations in a file. Detect an empty `framework`. `of_any`: allow files without correction keys."""
     path = Path(path)
     text = read_text(path)
     everything = [_with_files(said, path.parent) for said in read_raw_configs(path, text)]

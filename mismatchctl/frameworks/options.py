@@ -54,7 +54,7 @@ def read_choice(choices: Mapping[str, Meant], options: Options, name: str) -> Me
 
 
 def check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
-    """Raise an error if the value of a boolean option is a string. Some frameworks read the string "false" as true."""
+    """Raise a ConfigError if a boolean option is a string. Some frameworks read the string "false" as true."""
     if isinstance(usual, bool) and isinstance(value, str):
         raise ConfigError(f"{title}: {'.'.join(place)} must be true or false, found the text {value!r}")
 
@@ -207,7 +207,7 @@ class PlainFramework(Framework):
         return made
 
     def unread(self, native: Mapping[str, Any]) -> Iterator[UnreadKey]:
-        """Yield the keys that look like misspelled options, each with a hint. Other unknown keys are ignored."""
+        """Yield misspelled options, and options outside of their block, each with a hint. Ignore other unknown keys."""
         above = {key for place in self._places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
         for place, inner in self.levels(native):

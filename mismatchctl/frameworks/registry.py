@@ -232,7 +232,7 @@ def find_descendant(framework: str, text: str) -> str:
 
 
 def refuse_others(path: Path, text: str) -> None:
-    """Raise an error if the file belongs to a trainer without an adapter."""
+    """Raise a ConfigError if the file belongs to a trainer without an adapter."""
     for name, pattern in _OTHERS.items():
         if re.search(pattern, text, re.IGNORECASE):
             raise ConfigError(

@@ -241,7 +241,7 @@ class Recorder:
             `lost` counts all lost writes.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: An argument has a value that is not allowed.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class Recorder:
             The file that this call completed, or `None` if it completed no file.
 
         Raises:
-            ValueError: The columns do not fit together. No row of this call is recorded.
+            ValueError: The step or a column is not valid, or the recorder is closed. No row of this call is recorded.
             OSError: A file could not be written and its rows are lost. If a thread writes the files, the error may come
                 from an earlier call of `write`.
         """
@@ -468,7 +468,7 @@ ROW_GROUP_TOKENS = 1 << 20
 
 
 def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
-    """Return the Parquet settings whose files are fastest to decode (measured by benchmarks/recorder.py)."""
+    """Return the recorder's Parquet settings: small files that decode fast, with checksums (benchmarks/recorder.py)."""
     chosen: dict[str, Any] = {
         "compression": "zstd",
         "compression_level": 1,

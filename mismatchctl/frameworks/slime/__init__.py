@@ -220,7 +220,7 @@ _OUTCOMES = {
     (1.5, False, True): ("3", True),
     (1.5, False, False): ("4", False),
 }
-"""Maps the settings of a run in _ARTICLE (weight bound, normalized, geometric gate) to (number of the run, stable)."""
+"""(upper weight bound, normalized, keeps geometric means in 0.99..1.001) -> (number of the run in _ARTICLE, stable)."""
 _ARTICLE = "Let Speed Be With Stability (Training-Inference Mismatch with Miles), LMSYS, 2026-01-16: MoE runs"
 
 

@@ -166,7 +166,7 @@ class MicroBatch(ConfiguredStep):
 
     @property
     def opsm_clipfrac(self) -> Floats:
-        """Return (tokens that OPSM masks) / (valid tokens) per sequence [S]. As in slime, the former can be invalid."""
+        """Return tokens that OPSM masks (as in slime, also invalid ones) divided by valid tokens, per sequence [S]."""
         drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         invalid = (self.step.all_values("advantages") < 0) & ~self.step.mask
         masked = self.row_sum(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted

@@ -57,7 +57,7 @@ def _population_std(values: Floats) -> float:
 
 
 def _ess(values: Floats) -> float:
-    """Return the ESS, between 0 and 1. As in verl, the weights are first divided by their mean."""
+    """Return the ESS, between 0 and 1, as verl computes it from weights / mean. If all are 0, raise a DataError."""
     normalized = values / (mean_in_dtype(values) + np.asarray(1e-8, values.dtype))
     squares = float(mean_in_dtype(normalized * normalized))
     if squares == 0:
