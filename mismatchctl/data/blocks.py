@@ -413,7 +413,7 @@ class Rows(TokenBatch):
 
 TOKEN_IDS_COLUMN = "token_ids"
 BATCH_TOKENS = 1 << 21
-"""Approximate number of tokens per batch. A larger row group is decoded in several pieces."""
+"""Approximate number of tokens per batch. A part with over 1.5 times this number is decoded in several pieces."""
 _COMPARED_ROWS = 64
 BATCH_ROWS = 1 << 16
 """Maximum number of sequences per batch, which limits memory: even an empty sequence takes about 500 bytes."""
@@ -520,7 +520,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return a `watched` column. Lists of wrong length become null (partial columns, token ids), else return `None`."""
+    """Return a `watched` column, or `None` if lists have a wrong length (null in partial columns and token ids)."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)

@@ -220,7 +220,7 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
 
 
 def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
-    """Convert per-sequence values to int64, float64 (null becomes NaN), or objects (strings, flags, large ids)."""
+    """Convert per-sequence values to int64, float64 (null becomes NaN), or objects (strings, booleans, large ids)."""
     kind = array.type
     number = column is not None and column.kind is not ColumnKind.ID
     if pa.types.is_boolean(kind) and number:
@@ -609,7 +609,7 @@ def _follow_offset(buffer: bytes, table: int, number: int) -> int:
 
 
 _MOST_TEXT_BYTES = 1 << 28
-"""Largest size of a string column in one row group, in bytes."""
+"""Maximum size of a string column in one row group, in bytes."""
 _READ_BYTES = 1 << 20
 """Number of bytes that are read at a time from each column of a row group that is too large for memory."""
 

@@ -95,7 +95,7 @@ _ENDS = {
 
 
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
-    """Find the extra elements in the longer list of each pair: "first", "last", "every second", or "" if unclear."""
+    """Find the extra elements in the longer lists of most pairs: "first", "last", "every second", or "" if unclear."""
     votes: Counter[str] = Counter()
     pairs = list(pairs)
     for pair in pairs:
@@ -116,7 +116,7 @@ def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str
 def describe_lengths(
     column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """If one column has the same number of extra elements (`apart`) in all rows, return a description and a remedy."""
+    """Return a description and a remedy if a column has the same number of extra elements (`apart`) in all rows."""
     if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
         return None
     count = abs(int(apart[0]))

@@ -129,7 +129,7 @@ class Dump:
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
     ) -> Iterator[TokenBatch]:
-        """Yield the batches of one part. A batch has about two million tokens or fewer. Thread-safe."""
+        """Yield the batches of one part, up to about 3 million tokens each. `watch` gets their Rows. Thread-safe."""
         path, done = unit.file.path, 0
         blocks = self._blocks(unit)
         while True:

@@ -45,7 +45,7 @@ class Vocabulary:
 
 
 def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
-    """Load the vocabulary "bytes", "ids" or tokenizer.json. By default, "bytes" if no id exceeds 256, else "ids"."""
+    """Load the vocabulary `named` ("bytes", "ids" or a file). Default: "bytes" if no id is above 256, else "ids"."""
     text = "" if named is None else str(named)
     seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
     if text == "bytes" or (

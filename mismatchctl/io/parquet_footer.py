@@ -13,7 +13,7 @@ import pyarrow as pa
 
 MOST_FOOTER_BYTES = 1 << 28
 _FIRST_READ_BYTES = 64 << 10
-"""Bytes of the first read. Most footers fit in it, and so do complete error messages of object stores."""
+"""Number of bytes to read first. Most footers fit in it, and so do complete error messages of object stores."""
 _MOST_DEPTH = 16
 _SCHEMA, _ROW_GROUPS = 2, 4
 _COLUMNS, _META, _TYPE, _SIZES = 1, 3, 1, 16

@@ -299,7 +299,7 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping at the path `keys[:-1]`. Like Hydra, put mappings there if other values or none are there."""
+    """Return the mapping at the path `keys[:-1]`. Like Hydra, create mappings, even instead of other values."""
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:

@@ -227,7 +227,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the excess of lost tokens. To break ties, add a small part of the bulk's (`bulk` new, `others` old)."""
+    """Return the excess of lost tokens. A small part of the bulk's excess (`bulk` new, `others` old) breaks ties."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))

@@ -156,7 +156,7 @@ class SampleExchange:
         return found
 
     def labels(self) -> Iterator[Labels]:
-        """Yield relabelings [R, n + m]: labels, new (1) or old (0), of n clusters of `new` and m of `old`."""
+        """Yield blocks [R, n + m] of relabelings: new (1) or old (0), for n clusters of `new` and m of `old`."""
         paired, first, second = self.pairs
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
@@ -274,7 +274,7 @@ def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: floa
 
 
 def shares_above(totals: Float64s) -> Float64s:
-    """For each total, return the share of the totals in its column that are at least as large [1 + R, K]."""
+    """For each of the totals [1 + R, K], return the share of its column that is at least as large."""
     shares = np.empty_like(totals)
     for column, out in zip(totals.T, shares.T, strict=True):
         ordered, size = np.sort(column), np.abs(column[np.isfinite(column)]).max(initial=0.0)

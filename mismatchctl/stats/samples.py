@@ -94,7 +94,7 @@ def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample
 def _build_sample(
     table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> ClusterSample:
-    """Add up the rows of each cluster. A prompt is one cluster in all steps, other clusters are not."""
+    """Add up the rows of each cluster. A prompt is one cluster in all steps. Other clusters belong to one step."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
     sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # Results contain LARGEST_SUM instead of infinity
@@ -222,7 +222,7 @@ class K3Layers:
         return found
 
     def find_cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
-        """Return the index of the lowest cap that at most `share` of tokens exceed. Skip exponents below `least`."""
+        """Return the index of the lowest cap, with exponents from `least` on, that at most `share` of tokens exceed."""
         first = least - CAP_EXPONENTS[0]
         reached = np.flatnonzero(self.share_above[first:] <= share)
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2  # the share above the last cap is unknown

@@ -147,7 +147,7 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Convert `foreign` files to tables, one run at a time. Yield the rest unchanged. `skip`: also yield errors."""
+    """Convert `foreign` files to tables, one run at a time. Yield other files unchanged, and with `skip`, errors."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:
@@ -219,7 +219,7 @@ def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
 
 
 def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
-    """Return the rows as a table, if there are rows. The table is in memory or in a temporary file."""
+    """Return the rows as a table, or `None` if there are no rows. The table is in memory or in a temporary file."""
     first = next(batches, None)
     if first is None:
         return None

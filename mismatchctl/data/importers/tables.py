@@ -89,7 +89,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def as_dump(table: pa.Table, path: Path) -> pa.Table:
-    """Raise an error if a table cannot be a dump. Return it with float64 as float32, if this changes no value."""
+    """Raise an error if a table cannot be a dump. Convert float64 columns to float32 if this changes no value."""
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
     if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
         remedy = f"also pass the trainer's file: --rollout {path.name} --train TRAINER_FILE --on id"
