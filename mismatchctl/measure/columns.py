@@ -495,7 +495,7 @@ class Pair:
     policy: str
     reference: str
     title: str  # short label
-    meaning: str  # what the metrics of the pair measure
+    meaning: str  # what the metrics of the pair measure, as a phrase after "for"
     section: str  # heading of the pair's section on a page
 
     @property

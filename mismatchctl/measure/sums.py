@@ -485,7 +485,7 @@ def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
 
 def read_histograms(tables: PairTables) -> list[Histogram]:
     tokens, sums = tables.tokens.reshape(-1), tables.sums.reshape(-1, 2)
-    places, signed = np.flatnonzero(tokens != 0), np.flatnonzero(sums[:, 0] != 0)  # five times as fast with `!= 0`
+    places, signed = np.flatnonzero(tokens != 0), np.flatnonzero(sums[:, 0] != 0)  # `!= 0` makes it 5 times as fast
     number, (counts, k3) = tokens[places].astype(np.int64), sums.take(signed, axis=0).T
     cells, last = np.arange(len(tables.numbers)), np.append(np.diff(tables.cells) != 0, True)
     by_row = np.searchsorted(places, np.arange(len(tables.cells) + 1) * MAGNITUDE_BINS)

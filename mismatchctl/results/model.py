@@ -367,7 +367,7 @@ class SidesGroup(FiniteModel):
 class Sides(FiniteModel):
     """Errors of rollout and trainer: differences between their log-probs and `reference_log_probs` (high precision).
 
-    Root mean squares in nats: `rollout_rms`, `train_rms` and `gap_rms` (the log ratio, in which equal errors cancel).
+    Root mean squares in nats: `rollout_rms`, `train_rms` and `gap_rms` (the log ratio: equal errors cancel).
     `correlation` is between the two errors. `rollout_share` and `rollout_share_k3` are the shares of the squared log
     ratio and of K3 that the rollout causes. `reference_over_rollout` is the mean of reference / rollout probability: 1
     if tokens were sampled with the rollout's log-probs. `groups` are by step, worker, position and probability.
@@ -502,7 +502,7 @@ class RunResult(TextView, FiniteModel):
         story: the summary that terminal, report and notebook show (null in a Result that you build, until it is shown).
         logged: for each correction, the metrics that the framework would have logged, with one value per step.
         log: the values of the run's own log (`--against`), with one value per step.
-        order: description of whether K3 or a series of `log` changed first.
+        order: description of the order of the changes of K3 and the series of `log`, or "".
         lags: for each series of the log, how many steps later K3 changes.
         against: for each correction, a comparison of `log` with `logged`.
         against_metrics: a comparison of other metrics in the log, which are not in `logged`.

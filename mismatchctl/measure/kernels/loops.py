@@ -368,7 +368,7 @@ def reduce_sequences(
 def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
     """Set marks[j] to True if the log ratio of token j is <= `low` or >= `high`, else to False."""
     for j in range(len(policy)):
-        x = np.float64(policy[j]) - np.float64(reference[j])  # marks vectorize, a list of indices would not
+        x = np.float64(policy[j]) - np.float64(reference[j])  # the compiler can vectorize marks, but not indices
         marks[j] = (x <= low) | (x >= high)
 
 

@@ -20,7 +20,7 @@ from mismatchctl.measure.sums import TAIL_VALUES, PairSums
 
 # the tail is heavy if the effective number of clusters is below both limits: a number, and a share of all clusters
 _FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25
-_MEAN_SQUARE_ERROR = 0.1  # also if the mean of w^2 would have a larger squared relative error (log-normal w)
+_MEAN_SQUARE_ERROR = 0.1  # or if the squared relative error of the mean of w^2 is larger (for log-normal w)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ LINE_COLUMNS = {
     "tokens": ("tokens", 9), "k3": ("nats/token", 9), "abs_diff_mean": ("nats", 11), "ess_token": ("fraction", 10),
 }  # fmt: skip
 _ONE_RUN_ONLY = "abs_diff_mean"  # if lines contain run names, this column is left out to fit 80 columns
-MAX_FIRST_STEPS, MAX_FIRST_RUNS = 12, 5  # maximum lines for data from before the start, except jumps
+MAX_FIRST_STEPS, MAX_FIRST_RUNS = 12, 5  # maximum lines: for steps before the start (except jumps), for runs
 _WIDTH = 140
 _STEP_WIDTH, _RUN_WIDTH = 8, 14
 
