@@ -173,7 +173,7 @@ def test_the_gate_checks_bounds_of_a_log(rules: list[str], code: int, tmp_path: 
 def test_the_gate_of_a_log_refuses_a_level_of_zero(tmp_path: Path) -> None:
     path = write_log(tmp_path / "run.csv", planted())
     done = run("gate", path, "--rule", "k3:max=1", "--level", "0", code=2)
-    assert done.stderr == "error: level must be above 0 and at most 0.5, found 0.0\n"
+    assert done.stderr == "error: level must be above 0 and at most 0.5, found 0\n"
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "trainer_state.json", "tensorboard"])

@@ -339,4 +339,4 @@ def test_logs_one_step_late_are_shifted(tmp_path: Path) -> None:
         found = result.runs["run"].against["none"].names
         assert set(found) == set(values)
         assert all(item.agrees and item.steps == 4 for item in found.values())
-        assert any("1 step later" in text for text in result.warnings) == bool(offset)
+        assert any("moved 1 step back" in text for text in result.warnings) == bool(offset)
