@@ -18,7 +18,7 @@ Bools = NDArray[np.bool_]
 
 BatchT = TypeVar("BatchT", bound="TokenBatch")
 BLOCK_TOKENS = 1 << 16
-"""Maximum number of tokens per block. The temporary arrays of a block then fit the CPU cache."""
+"""Maximum tokens per block, unless one sequence is longer. Temporary arrays of a block then fit the CPU cache."""
 TILE = 1024
 """Number of tokens that compiled loops process at a time. Their temporary arrays then fit the first-level cache."""
 _LONG_SEGMENT = 64

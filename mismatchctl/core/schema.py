@@ -59,7 +59,7 @@ COLUMNS_BY_NAME: dict[str, DumpColumn] = {column.name: column for column in COLU
 VERSION_COLUMNS: tuple[str, ...] = ("rollout_version", "train_version")
 """Columns of weight versions. If a dump has one version per token, the sequence gets the oldest of them."""
 TURN_COLUMN = "turn"
-"""Column with the turn number of each token. It is only read for `--by turn`."""
+"""Column with the turn number of each token. It is only read for `--by turn` and for diagnosis."""
 REFERENCE_COLUMN = "reference_log_probs"
 """Column with log-probs of a third scorer (not the rollout engine, and not the trainer)."""
 PARTIAL_COLUMNS: tuple[str, ...] = (

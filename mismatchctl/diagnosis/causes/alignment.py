@@ -181,7 +181,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
     level, later = (case.part_means(size, part) for part in (after, half))
     stray = case.part_means(size > 0.5 * case.each(level), ~after)
     position = case.rows.positions[case.index]
-    # True if other causes already explain the token right before the split
+    # True if the token right before the split is masked or already explained
     apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))
     found: Bools = (level > 0.4) & (stray < 0.2) & (later > 0.4 * level)
     found &= case.sums(apart) == 0

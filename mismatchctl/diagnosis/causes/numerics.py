@@ -24,7 +24,7 @@ MIN_STRUCTURE_TOKENS = 3000
 
 @cached_on_case
 def tail_shares(case: Case) -> tuple[float, float]:
-    """Return the share of K3 and of tokens in the tail. A tail token's mismatch is above 12 times the usual noise."""
+    """Return the shares of K3 and of tokens in the tail: tokens whose logit error is above 12 times the usual noise."""
     far = np.abs(case.scaled) > 12.0 * max(case.noise, 0.012)
     whole = float(case.k3.sum())
     return (float(case.k3[far].sum()) / whole if whole > 0 else 0.0), float(far.mean()) if len(far) else 0.0
