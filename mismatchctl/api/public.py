@@ -286,7 +286,7 @@ def gate(
         level: Accepted probability that any rule fails without a real change. It is above 0, and at most 0.5.
         max_skipped: Largest accepted share of bad sequences, tokens or files, and of repeated sequences. Above this
             share, the verdict is undecided.
-        max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
+        max_missing: Largest share of the baseline's steps, or of its responses, that the dump may lack.
         allow_different_model: Allow another model or inference engine than in the baseline.
         fixed_tokens: Require the dump to contain the same tokens as the baseline, with new log-probs.
         columns, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
