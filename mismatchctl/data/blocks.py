@@ -520,7 +520,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return a `watched` column, or `None` if lists have a wrong length (null in partial columns and token ids)."""
+    """Return a `watched` column, or `None` if lengths differ. Partial columns and token ids get nulls there."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)

@@ -220,7 +220,7 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Names of columns, with which `match` finds the columns of a file."""
+    """Names that `match` uses to find the columns of a file."""
 
     rename: Mapping[str, str] = field(default_factory=dict)  # canonical name -> name in the file, from `--column`
     aliases: Mapping[str, str] = field(default_factory=dict)  # name that a framework uses -> canonical name

@@ -107,7 +107,7 @@ def find_packaged_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
-    """Delay file replacements to the end of this block. If it fails, change no file. The list gets the paths."""
+    """Delay file replacements until this block ends. If it fails, change no file. The yielded list gets the paths."""
     pending: list[tuple[Path, Path | NextNumber]] = []
     places: list[Path] = []
     token = _pending_moves.set(pending)

@@ -236,7 +236,7 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return the number of clusters with lost tokens from which "lost" is tested (see _LOST_LEVELS), or infinity."""
+    """Return the minimum number of clusters with lost tokens to test "lost" (see _LOST_LEVELS), or infinity."""
     places = np.arange(new)
     all_new = np.cumprod((new - places) / (new + old - places))  # chance that all of 1, 2, ... clusters are new
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
@@ -255,8 +255,8 @@ def linear_statistic(
     """Return how much each cluster contributes to the excess of a metric over its limit. With `lower`, lower is worse.
 
     This is exact for a mean, and a linear approximation for other metrics. Its slopes are at the value of each sample,
-    so that a larger value always gives a larger excess. For importance weights, they are at the value of both samples
-    together, because a few large weights would distort a single sample. `factor` multiplies the value of `sample`.
+    so that a larger value always gives a larger excess. For importance weights, they are at the value of the pooled
+    samples, because a few large weights would distort a single sample. `factor` multiplies the value of `sample`.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]

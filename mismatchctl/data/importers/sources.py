@@ -49,7 +49,7 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
-        """Yield the sequences of a file in batches. Yield nothing if the format is unknown or lacks train log-probs."""
+        """Yield a file's sequences in batches. Yield no batch if its format is unknown or lacks train log-probs."""
         layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
@@ -219,7 +219,7 @@ def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
 
 
 def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
-    """Return the rows as a table, or `None` if there are no rows. The table is in memory or in a temporary file."""
+    """Return the rows as a table, if there are rows. The table is in memory or in a temporary file."""
     first = next(batches, None)
     if first is None:
         return None
