@@ -273,7 +273,7 @@ class ReplayOptions:
 
 
 CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
-"""Text for notes: the case in which a framework's nearest rule gives other results. Real dumps have no such token."""
+"""Condition for different results of a framework's nearest rule, for notes. Tokens of real dumps do not meet it."""
 REPLAY_DEFAULTS = ReplayOptions()
 
 
@@ -370,7 +370,7 @@ class Framework(ABC):
         return [before if dated else f"{asked} is not known, so it is read as {self.title}"]
 
     def as_it(self, reason: str) -> str:
-        """Replace the name of the framework by "it": "slime@2026-08 has no such rule" becomes "it has no such rule"."""
+        """Write "it" for the framework in a reason: "NAME@2026-08 refuses this rule" becomes "it refuses this rule"."""
         return re.sub(rf"(?<![\w-]){re.escape(self.name)}(@[\w.-]+)? (?=has|reads|refuses)", "it ", reason)
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:

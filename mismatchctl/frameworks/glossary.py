@@ -21,7 +21,7 @@ from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, corre
 NEVER_LOGGED_STATUS = "no code ever logged this"
 
 _EXAMPLE_METRICS = correction_metrics(Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),)))
-"""Metrics of a correction with one veto, as an example. `gate0` in their keys stands for any gate."""
+"""Metrics of a correction with one veto, as an example. `gate0` in their keys represents any gate."""
 
 
 @dataclass(frozen=True)
