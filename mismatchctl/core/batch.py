@@ -157,7 +157,7 @@ class TokenBatch:
     # step of the sequence. Without an entry, the gate drops values based on this batch alone.
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
     # number of valid tokens per sequence to which the trainer gives probability 0 (log-prob -inf) [S], or None. All
-    # arrays [T] leave out these tokens, and so do metrics. Gates and weights of whole sequences include them.
+    # arrays [T] and all means leave out these tokens. Gates and weights of whole sequences include them.
     impossible: Ints | None = None
     # where the tokens counted in `impossible` are. Three numbers per remaining token [T, 3]: 1 if the token is first in
     # its turn (a range of adjacent valid tokens) else 0, number of impossible tokens in this turn, number of impossible

@@ -25,7 +25,7 @@ class LossTerm:
 
     losses: Array  # loss of each token [T]
     slope: Array  # derivative of each loss [T] with respect to its log ratio (own or mean, see `mean_over`) or log-prob
-    # sequences, if each loss depends on the mean log ratio of its sequence. None if on the token's own log ratio.
+    # sequences, if the gradient of a loss goes to all tokens of its sequence (mean log ratio). None: to its own token.
     mean_over: Segments | None = None
     # with `mean_over`: tokens whose log-prob changes this mean [T]. Default: all.
     gradient_tokens: NDArray[np.bool_] | None = None
