@@ -201,7 +201,7 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenB
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:
-    """Raise an error if `--by` columns have too many values, because each value takes as much memory as a run."""
+    """Raise an error if `--by` columns have too many values, because each value needs the memory of a run."""
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "

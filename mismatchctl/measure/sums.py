@@ -316,7 +316,7 @@ def _is_constant(values: NDArray[Any]) -> bool:
 
 
 def to_plain_value(value: Any) -> LabelValue:
-    """Convert a label to a JSON value: numpy scalars to Python, whole floats to integers, NaN to `None`."""
+    """Convert a label to a JSON value: numpy scalars to Python, whole floats to integers, NaN to null."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return None if np.isnan(value) else int(value) if value.is_integer() else value

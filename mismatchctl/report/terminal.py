@@ -78,7 +78,7 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
-    """Print a document. If it is too long for a screen, cut table cells, then leave out notes, then cut texts."""
+    """Print a document. If it is too long for a screen, cut table cells, then leave out notes, then cut long text."""
     parts = (part for section in document.sections for part in section.parts)
     notes, sizes = sum(isinstance(part, doc.Note) and part.level == "alarm" for part in parts), [(0, True, 1 << 30)]
     if document.commands and not whole:

@@ -190,10 +190,10 @@ NOT_RECORDED = Value(value=None, status="not recorded")
 class Series(FiniteModel):
     """A metric with one value per group, for example per step.
 
-    Values have 9 significant digits (metrics of corrections 7, `se` and `interval` 3). Counts are exact. `se` and
-    `interval` are absent if no group has them. `status` is one string for all groups, such as "ok", or maps
-    each status except "ok" to the indices of its groups. `heavy_tail` lists the indices of groups whose standard error
-    is too small, because a few clusters or large weights dominate the value.
+    Mismatch metrics have 9 significant digits, other metrics 5, metrics of corrections 7, `se` and `interval` 3. Counts
+    are exact. `se` and `interval` are absent if no group has them. `status` is one string for all groups, such as "ok",
+    or maps each status except "ok" to the indices of its groups. `heavy_tail` (for K3, ESS and chi-square) lists the
+    indices of groups whose standard error is too small, because a few clusters or large weights dominate the value.
     """
 
     value: Numbers
@@ -398,7 +398,7 @@ class RunContent(FiniteModel):
     Attributes:
         sequences: number of sequences with a valid token.
         tokens: number of valid tokens.
-        repeated: number of sequences with the same log-probs as an earlier sequence.
+        repeated: number of sequences with the same log-probs as an earlier sequence (estimated in large runs).
         repeated_tokens: number of valid tokens in the repeated sequences.
         example: one repeated sequence and the earlier sequence with the same log-probs.
         hidden: share of masked tokens, among the tokens with a rollout log-prob and a train log-prob.
@@ -482,7 +482,7 @@ class Answer(FiniteModel):
 
 
 class RunSummary(FiniteModel):
-    """Summary of a run. `judgements` are warnings. `answers` contains one sentence for each question of the summary."""
+    """Summary of a run. `judgements` are warnings. `answers` contains a short text for each question of the summary."""
 
     standing: K3Standing
     growth: Growth

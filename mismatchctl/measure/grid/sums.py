@@ -60,7 +60,7 @@ from mismatchctl.measure.sums import (
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
 """Usual maximum size of a block, so that it fits the CPU cache: number of tokens, and of values in one column."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
-"""A block gets FEW_SEQUENCES even above BLOCK_VALUES, but fewer if a column would exceed MOST_VALUES (8 MiB)."""
+"""A block may have FEW_SEQUENCES even if a column then exceeds BLOCK_VALUES, but not MOST_VALUES (8 MiB)."""
 
 
 def block_columns(

@@ -253,7 +253,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Keep only `bins`, and merge equal intervals. Also return new indices of intervals (`None`: same) and bins."""
+        """Keep only `bins`, and merge equal intervals. Also return new indices of intervals (if changed) and bins."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)

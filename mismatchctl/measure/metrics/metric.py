@@ -105,7 +105,7 @@ BOUNDED_WEIGHTS, FINAL_WEIGHTS = "weights after their bound", "final weights"
 
 
 class Quantity(str, Enum):
-    """What a metric measures for each token or sequence. x is the log ratio of two policies."""
+    """The value that a metric measures per token or sequence. x is the log ratio of two policies."""
 
     K1 = "-x"
     K3 = "exp(x) - 1 - x"
