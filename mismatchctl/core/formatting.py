@@ -258,7 +258,7 @@ def _format_scientific_or_plain(value: float, digits: int) -> str:
 
 
 def format_command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
-    """Return a command line with the paths. Of more than `most`, show the first only (after `--rollout`, all)."""
+    """Return a command line with the paths. If more than `most`, show only the first (all after `--rollout`)."""
     most = len(paths) if paths[:1] == ["--rollout"] else most
     chosen = paths if len(paths) <= most else paths[:1]
     shown = [shlex.quote(escape_terminal(path)) for path in chosen] + ["..."] * (len(paths) > most)

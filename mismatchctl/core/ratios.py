@@ -181,7 +181,7 @@ class Ratios:
 
 
 def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratios]:
-    """Compute the ratios for sources such as `train/rollout`. Raise KeyError if a policy has no log-probs."""
+    """Compute the ratios for sources such as `train/rollout`. Raise KeyError if a policy lacks log-probs."""
     made = {}
     for source in sources:
         policy, reference = (batch.log_probs(name) for name in source.split("/"))

@@ -529,7 +529,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Flag sequences [S] in which a per-token rule may reject a token, or give it a weight other than its ratio."""
+    """Flag sequences [S] with a token that a per-token rule may reject, or give a weight other than its ratio."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight

@@ -198,7 +198,7 @@ def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Seq
 
 
 def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
-    """Return row indices per micro-batch. `micro_batches`: rows per micro-batch, one name per row, or None (all)."""
+    """Return row indices per micro-batch. `micro_batches`: rows per micro-batch, one name per row, or `None` (all)."""
     if micro_batches is None:
         return [np.arange(rows)]
     if isinstance(micro_batches, (int, np.integer)) and micro_batches > 0:

@@ -152,7 +152,7 @@ class Case:
 
     @cached_property
     def spread(self) -> float:
-        """Return the logit noise that would cause the measured K3. Outliers increase it, but hardly change `noise`."""
+        """Return the logit noise that would cause the measured K3. Outliers increase it, but barely change `noise`."""
         doubt = -np.expm1(np.minimum(self.t, 0.0))
         power = float((doubt * doubt).sum())
         return float(np.sqrt(2 * self.k3.sum() / power)) if power > 0 else 0.0

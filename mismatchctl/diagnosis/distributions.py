@@ -42,7 +42,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate the rollout's relative temperature and its 95% interval from top-k log-probs. `None` if none fits."""
+    """Estimate the rollout's relative temperature and its 95% interval from top-k log-probs, if one fits."""
     lists = _read_lists(case)
     if lists is None:
         return None
