@@ -151,7 +151,7 @@ class ClusterTable:
         else:
             place = np.empty(len(order), np.int64)
             place[order] = np.cumsum(first) - 1
-            sums = np.stack([np.bincount(place, column) for column in sums.T]).T
+            sums = np.stack([np.bincount(place, column) for column in sums.T], dtype=np.float64).T
             maxima = np.maximum.reduceat(maxima[order], np.flatnonzero(first), axis=0)
         firsts = order[first]
         return cls(clusters[firsts], scopes[firsts], sums, maxima, is_folded)
