@@ -94,25 +94,14 @@ TEST_CORRECTIONS = (
     Correction(name="rejected", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),)),
 )
 EXPECTED_VALUES = {
-    "tokens": 12.0,
-    "k1": -0.09895833333333333,
-    "k2": 0.10823567708333333,
-    "k3": 0.17829596264196376,
-    "ratio_mean": 1.277254295975297,
-    "chi2_token": 1.5871147985416927,
-    "chi2_sequence": 4.229580636563053,
-    "ess_token": 0.6305783328621245,
-    "ess_sequence": 0.610427007035383,
-    "log_ppl_diff": -0.17057291666666666,
-    "prob_diff_mean": 0.03045273084395845,
-    "prob_corr": 0.9894270581257094,
-    "truncated.weight_mean": 1.070446873447125,
-    "truncated.weight_max": 2.0,
-    "truncated.ess_token": 0.919146026994146,
-    "rejected.rejected_tokens": 0.75,
-    "rejected.rejected_sequences": 0.75,
+    "tokens": 12.0, "k1": -0.09895833333333333, "k2": 0.10823567708333333, "k3": 0.17829596264196376,
+    "ratio_mean": 1.277254295975297, "chi2_token": 1.5871147985416927, "chi2_sequence": 4.229580636563053,
+    "ess_token": 0.6305783328621245, "ess_sequence": 0.610427007035383, "log_ppl_diff": -0.17057291666666666,
+    "prob_diff_mean": 0.03045273084395845, "prob_corr": 0.9894270581257094,
+    "truncated.weight_mean": 1.070446873447125, "truncated.weight_max": 2.0,
+    "truncated.ess_token": 0.919146026994146, "rejected.rejected_tokens": 0.75, "rejected.rejected_sequences": 0.75,
     "rejected.k3_kept": 0.0013025072437784053,
-}
+}  # fmt: skip
 """Metrics of TEST_ROWS and TEST_CORRECTIONS, computed with 60-digit decimals and without code of this package."""
 
 

@@ -19,21 +19,12 @@ _RATIO_NAMES = {
     "max": "largest token ratio",
 }
 _STATISTIC_NAMES = {
-    "ratio": "ratio",
-    "k1": "K1",
-    "k2": "K2",
-    "k3": "K3",
-    "k3_reversed": "reversed K3",
-    "abs_log_ratio": "|log ratio|",
-    "mult_error": "exp(|log ratio|)",
-    "ratio_gap": "|ratio - 1|",
-    "prob_diff": "probability difference",
-    "abs_prob_diff": "|probability difference|",
-    "train_prob": "trainer probability",
-    "rollout_prob": "rollout probability",
-    "binary_kl": "binary KL",
+    "ratio": "ratio", "k1": "K1", "k2": "K2", "k3": "K3", "k3_reversed": "reversed K3",
+    "abs_log_ratio": "|log ratio|", "mult_error": "exp(|log ratio|)", "ratio_gap": "|ratio - 1|",
+    "prob_diff": "probability difference", "abs_prob_diff": "|probability difference|",
+    "train_prob": "trainer probability", "rollout_prob": "rollout probability", "binary_kl": "binary KL",
     "binary_kl_max": "binary KL (larger direction)",
-}
+}  # fmt: skip
 _LEVEL_NAMES = {"token": "token", "sum": "sum of", "mean": "mean", "min": "smallest token", "max": "largest token"}
 _SCOPE_NAMES = {"sequence": "", "segment": " per turn", "prefix": " so far", "batch": " of the batch"}
 _CONDITION_NAMES = {

@@ -104,21 +104,8 @@ class Gate(_CorrectionModel):
     """A rule that keeps a token or sequence if its statistic is inside an interval, and otherwise rejects it."""
 
     statistic: Literal[
-        "ratio",
-        "k1",
-        "k2",
-        "k3",
-        "k3_reversed",
-        "abs_log_ratio",
-        "mult_error",
-        "ratio_gap",
-        "prob_diff",
-        "abs_prob_diff",
-        "train_prob",
-        "rollout_prob",
-        "binary_kl",
-        "binary_kl_max",
-        "age",
+        "ratio", "k1", "k2", "k3", "k3_reversed", "abs_log_ratio", "mult_error", "ratio_gap", "prob_diff",
+        "abs_prob_diff", "train_prob", "rollout_prob", "binary_kl", "binary_kl_max", "age",
     ] = Field(
         default="ratio",
         description="statistic of each token. train and rollout are the two policies of `source`. "
@@ -127,7 +114,7 @@ class Gate(_CorrectionModel):
         "rollout from train over two outcomes, this token and all other tokens (probabilities clipped to [1e-8, 1 - "
         "1e-8]). binary_kl_max: the larger of this KL and the KL of train from rollout. "
         "age: number of weight updates from the oldest rollout_version of the sequence to train_version",
-    )
+    )  # fmt: skip
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
         description="how the tokens are aggregated. For the statistic ratio, log ratios are aggregated, and the result "

@@ -146,21 +146,11 @@ def read_corrections(path: str | Path) -> list[Correction]:
 
 
 TRAIT_TITLES = {
-    "name": "preset",
-    "weight": "IS weight",
-    "rejection": "rejection",
-    "clip": "PPO clip",
-    "bypass": "bypass",
-    "old_policy": "old policy",
-    "policies": "policies",
-    "batch_invariant": "batch invariant",
-    "corrects": "corrects",
-    "forward_pass": "extra forward pass",
-    "cost": "extra cost",
-    "assumes": "assumes",
-    "severity": "for a mismatch that is",
-    "recommended": "documents recommend it",
-}
+    "name": "preset", "weight": "IS weight", "rejection": "rejection", "clip": "PPO clip", "bypass": "bypass",
+    "old_policy": "old policy", "policies": "policies", "batch_invariant": "batch invariant",
+    "corrects": "corrects", "forward_pass": "extra forward pass", "cost": "extra cost", "assumes": "assumes",
+    "severity": "for a mismatch that is", "recommended": "documents recommend it",
+}  # fmt: skip
 _EMPTY = "-"
 
 

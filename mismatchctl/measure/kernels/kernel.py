@@ -133,25 +133,12 @@ def _sum_tokens(ratios: Ratios, position: Ints) -> tuple[Float64s, Float64s]:
     adjacent = (ratios.segments.places > 0) & (position - np.roll(position, 1) == 1)
     policy_prob, reference_prob = ratios.policy_prob, ratios.reference_prob
     sums = [
-        ratios.log_ratio_sum,
-        ratios.absolute_sum,
-        ratios.square_sum,
-        ratios.k3_sum,
-        ratios.excess_sum,
-        ratios.squared_excess_sum,
-        total(x == 0),
-        total(difference),
-        total(difference * difference),
-        total(policy_prob),
-        total(policy_prob * policy_prob),
-        total(reference_prob),
-        total(reference_prob * reference_prob),
-        total(ratios.policy),
-        total(ratios.reference),
-        total(adjacent),
-        total(np.where(adjacent, x * before, 0.0)),
-        total(np.where(adjacent, x + before, 0.0)),
-    ]
+        ratios.log_ratio_sum, ratios.absolute_sum, ratios.square_sum, ratios.k3_sum, ratios.excess_sum,
+        ratios.squared_excess_sum, total(x == 0), total(difference), total(difference * difference),
+        total(policy_prob), total(policy_prob * policy_prob), total(reference_prob),
+        total(reference_prob * reference_prob), total(ratios.policy), total(ratios.reference), total(adjacent),
+        total(np.where(adjacent, x * before, 0.0)), total(np.where(adjacent, x + before, 0.0)),
+    ]  # fmt: skip
     largest = [ratios.max_log_ratio, -ratios.min_log_ratio, ratios.segments.max(difference)]
     return np.stack(sums), np.stack(largest)
 
