@@ -42,17 +42,13 @@ __all__ = [
     "pair", "preset", "presets", "read_config", "read_result", "sweep", "weights",
 ]  # fmt: skip
 _MODULES = {
-    "Advice": "mismatchctl.api.advise.advice",
-    "Comparison": "mismatchctl.api.compare.comparison",
-    "ConfigError": "mismatchctl.errors",
-    "Correction": "mismatchctl.corrections.model",
-    "DataError": "mismatchctl.errors",
-    "Diagnosis": "mismatchctl.diagnosis.diagnosis",
-    "Result": "mismatchctl.results.model",
-    "Sweep": "mismatchctl.api.sweep.result",
+    "Advice": "mismatchctl.api.advise.advice", "Comparison": "mismatchctl.api.compare.comparison",
+    "ConfigError": "mismatchctl.errors", "Correction": "mismatchctl.corrections.model",
+    "DataError": "mismatchctl.errors", "Diagnosis": "mismatchctl.diagnosis.diagnosis",
+    "Result": "mismatchctl.results.model", "Sweep": "mismatchctl.api.sweep.result",
     "Verdict": "mismatchctl.api.gate.verdict",
     **dict.fromkeys(("chi2", "ess", "k1", "k2", "k3", "keep", "weights"), "mismatchctl.api.estimators"),
-}
+}  # fmt: skip
 """Module of each public name, except for names that are defined in `mismatchctl.api.public`."""
 
 

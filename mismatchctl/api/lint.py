@@ -26,8 +26,7 @@ MUCH_REJECTION = 0.5
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _SETTINGS = (*_TRUNCATIONS, *_PENALTIES, "temperature", "logprobs_mode", "logprobs")
-_MASK = "sampling_mask"
-"""If an option's name contains this text, the engine records which tokens it could sample."""
+_MASK = "sampling_mask"  # if an option's name contains this text, the engine records which tokens it could sample
 _VOCABULARY = 1_000_000
 _RAW = ("raw_logprobs", "raw_logits")
 _REPLAY = (

@@ -45,7 +45,6 @@ class ReadOptions(TypedDict, total=False):
 
 NO_MICRO_BATCHES = "the dump lacks the column micro_batch"
 
-
 MicroBatches = Mapping[int, Ints]
 """Maps the index of a file to a number for each of its rows: the micro-batch within the step."""
 

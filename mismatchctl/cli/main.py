@@ -34,11 +34,9 @@ COMMANDS = {
 EXIT_BROKEN_PIPE = 141
 """Exit code if a reader such as `head` closes stdout: 128 + SIGPIPE, as in shells. 1 would look like a bug."""
 
-
 _UsageError: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "UsageError")
 """Base class of typer's errors about wrong options, values and commands. typer does not export it."""
 STDOUT_NAME = "stdout"
-
 
 _LONG_WORD = re.compile(r"(\S{200})\S{300,}(\S{100})")
 _MAX_ERROR_LENGTH = 1000

@@ -92,8 +92,7 @@ def cap_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.clip(np.where(np.isnan(values), LARGEST_SUM, values), -LARGEST_SUM, LARGEST_SUM)
 
 
-_POWERS = np.array([float(10**power) for power in range(23)])
-"""Powers of ten that a double represents exactly."""
+_POWERS = np.array([float(10**power) for power in range(23)])  # powers of ten that a double represents exactly
 
 
 def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:

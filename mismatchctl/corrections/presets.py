@@ -43,7 +43,6 @@ class Preset:
 
 NO_CORRECTION = Preset(Correction(name="none", about="No correction: every weight is 1 and every token is kept."))
 
-
 PRESETS = (
     NO_CORRECTION,
     *(
@@ -163,15 +162,11 @@ def describe_traits(name: str, correction: Correction) -> dict[str, str]:
         {"ppo": "on current/train", "ppo_bypass": "on current/rollout", "policy_gradient": _EMPTY}[loss],
         "no" if loss == "ppo" else "yes",
         {"ppo": "recomputed", "ppo_bypass": "= rollout", "policy_gradient": "none"}[loss],
-        str(_count_policies(correction)),
-        "yes" if _count_policies(correction) == 3 else "no",
-        _describe_effect(correction),
-        "yes, to recompute" if loss == "ppo" else "none",
-        "; ".join(_list_costs(correction)) or _EMPTY,
-        "; ".join(_list_assumptions(correction)),
-        suitable_severity(correction),
-        _describe_recommendation(correction) or _EMPTY,
-    )
+        str(_count_policies(correction)), "yes" if _count_policies(correction) == 3 else "no",
+        _describe_effect(correction), "yes, to recompute" if loss == "ppo" else "none",
+        "; ".join(_list_costs(correction)) or _EMPTY, "; ".join(_list_assumptions(correction)),
+        suitable_severity(correction), _describe_recommendation(correction) or _EMPTY,
+    )  # fmt: skip
     return dict(zip(TRAIT_TITLES, traits, strict=True))
 
 

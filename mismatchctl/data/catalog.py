@@ -472,8 +472,7 @@ SEQUENCE_KEYS = ("sequence_id", "step", "run")
 """Columns that identify a sequence. In the long layout, a new sequence begins if one of these columns changes."""
 
 _PIECE_ROWS = 1 << 21
-UNIT_TOKENS = 3 << 20
-"""To save time, small adjacent row groups are read together, up to this number of tokens."""
+UNIT_TOKENS = 3 << 20  # to save time, small adjacent row groups are read together, up to this number of tokens
 
 
 @dataclass(frozen=True)

@@ -268,8 +268,7 @@ def _count_tokens(batch: pa.RecordBatch) -> int:
     return len(column.flatten()) if pa.types.is_list(column.type) else len(column)
 
 
-IDS = ("sequence_id", "id", "request_id", "custom_id")
-"""Possible names of the column with the sequence ids."""
+IDS = ("sequence_id", "id", "request_id", "custom_id")  # possible names of the column with the sequence ids
 _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
 """Possible names of the log-probs in a file that contains only one side (`--rollout` or `--train`)."""
 

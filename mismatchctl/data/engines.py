@@ -31,14 +31,11 @@ from mismatchctl.io.process import container_bytes, ordered_map, system_bytes
 
 SHARD_TOKENS = 1 << 24
 """Large files are divided into shards of about this number of tokens, so that few steps are in memory at a time."""
-TOKENS_PER_SEQUENCE = 16
-"""The sums of one sequence take about the memory of this number of tokens."""
-
+TOKENS_PER_SEQUENCE = 16  # the sums of one sequence take about the memory of this number of tokens
 
 Work = Callable[[Dump, ReadUnit], Any]
 """A picklable function that processes one part of a dump. Its results are merged in the order of the parts."""
-Shard = tuple[ReadUnit, ...]
-"""Adjacent parts of one file, which are processed together."""
+Shard = tuple[ReadUnit, ...]  # adjacent parts of one file, which are processed together
 
 
 class Engine(Protocol):
@@ -64,8 +61,7 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
 
 PROCESS_BYTES = 450_000_000
 """Memory that is needed in addition to the parts being read: interpreter, libraries, and sums of unfinished steps."""
-BYTES_PER_TOKEN = 90
-"""Peak memory per token while a part of the dump is read, in bytes."""
+BYTES_PER_TOKEN = 90  # peak memory per token while a part of the dump is read, in bytes
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
 
 
@@ -145,10 +141,8 @@ class IncrementalEngine:
         self._parts = kept
 
 
-RETRIES = 5
-"""Number of times a shard is retried if its worker or node was lost."""
-_SHARDS_AHEAD = 3
-"""Maximum number of shards per processor that are submitted but not merged yet."""
+RETRIES = 5  # number of times a shard is retried if its worker or node was lost
+_SHARDS_AHEAD = 3  # maximum number of shards per processor that are submitted but not merged yet
 
 _CONNECT_SECONDS = 10.0
 

@@ -459,7 +459,6 @@ class ArrowContents(FileContents):
 GROUP_VALUES = 1 << 20
 """A table in memory is read in parallel as several row groups. Each has about this number of values per column."""
 
-
 _COLUMNS_IN_FILE = b"mismatchctl.columns"
 
 
@@ -608,8 +607,7 @@ def _follow_offset(buffer: bytes, table: int, number: int) -> int:
     return place + int(struct.unpack_from("<I", buffer, place)[0])
 
 
-_MOST_TEXT_BYTES = 1 << 28
-"""Maximum size of a string column in one row group, in bytes."""
+_MOST_TEXT_BYTES = 1 << 28  # maximum size of a string column in one row group, in bytes
 _READ_BYTES = 1 << 20
 """Number of bytes that are read at a time from each column of a row group that is too large for memory."""
 

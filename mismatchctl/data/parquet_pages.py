@@ -20,7 +20,6 @@ except ImportError:  # isal is not available for this machine
 
 Bytes = NDArray[np.uint8]
 
-
 find_list_offsets, join_split_bytes = (
     CompiledLoop("mismatchctl.core.compiler", name) for name in ("find_list_offsets", "join_split_bytes")
 )

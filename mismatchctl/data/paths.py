@@ -33,7 +33,6 @@ _MANY = 8
 """If at least this number of names differ only in a number, the files are a run, except after words such as `seed`."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
-
 DumpSource = str | MemoryTable
 
 

@@ -84,8 +84,7 @@ class Fault:
 
 _FEWEST_ROWS = 2
 """An error describes a whole column only if all rows are bad and there are at least this number of rows."""
-EXAMPLE_ROWS = 32
-"""Maximum number of rows with lists of different lengths to keep as examples, per run."""
+EXAMPLE_ROWS = 32  # maximum number of rows with lists of different lengths to keep as examples, per run
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
 _ENDS = {
     "last": "the lists agree from the start, so the extra elements are at the end",

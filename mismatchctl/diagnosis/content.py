@@ -17,10 +17,8 @@ from mismatchctl.results.model import Finding, RunContent
 
 IDENTITY_COLUMNS = ("model", "engine")
 _MOST_ROWS = 1 << 20
-_HASHED_AT_ONCE = 1 << 14
-"""Number of rows whose ids are hashed at a time, to save memory."""
-_COMMON_SURPRISE = 14.0
-"""Highest surprise (minus log-prob, in nats) of a sequence that may be sampled twice by chance."""
+_HASHED_AT_ONCE = 1 << 14  # number of rows whose ids are hashed at a time, to save memory
+_COMMON_SURPRISE = 14.0  # highest surprise (minus log-prob, in nats) of a sequence that may be sampled twice by chance
 _MOST_NAMES = 8
 _VOCABULARY_BINS = 64
 

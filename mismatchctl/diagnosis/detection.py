@@ -12,8 +12,7 @@ from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.diagnosis.case import BFLOAT16_NOISE, FLOAT32_NOISE, Case
 from mismatchctl.results.model import Confidence, Fact
 
-Place = tuple[int, int, int]
-"""(index of a file, row, token position). A negative position means the whole row."""
+Place = tuple[int, int, int]  # (index of a file, row, token position). A negative position means the whole row.
 
 
 @dataclass(frozen=True)

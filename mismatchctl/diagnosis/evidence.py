@@ -20,8 +20,7 @@ from mismatchctl.measure.sums import Hashes, merge_parts
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
 """The sample of a run has SAMPLE_SHARE of the dump's tokens, but at least MIN_SAMPLE and at most MAX_SAMPLE."""
 MAX_PLACES = 3
-LAG_COLUMN = "lag"
-"""Name of a column that mismatchctl computes: `train_version` minus `rollout_version`."""
+LAG_COLUMN = "lag"  # name of a column that mismatchctl computes: `train_version` minus `rollout_version`
 
 GroupValue = str | int | float | bool | None
 LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]

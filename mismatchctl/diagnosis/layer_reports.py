@@ -166,8 +166,7 @@ def parse_number(text: str) -> float | None:
         return None
 
 
-Notes = dict[str, list[str]]
-"""Note about a report -> names of the tensors or records that the note describes."""
+Notes = dict[str, list[str]]  # note about a report -> names of the tensors or records that the note describes
 
 
 def _format_notes(notes: Notes) -> list[str]:
@@ -336,8 +335,7 @@ _SIDE_SPELLINGS = {
 }
 _RANK_PATTERN = re.compile(r"rank_?(\d+)")
 
-CsvCells = Mapping[str, Any]
-"""A row of an msprobe table: column name (from `_column_key`) -> cell."""
+CsvCells = Mapping[str, Any]  # A row of an msprobe table: column name (from `_column_key`) -> cell
 
 
 def _column_key(column: Any) -> str:

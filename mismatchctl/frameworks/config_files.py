@@ -94,8 +94,7 @@ _SUFFIX_FORMS: dict[str, FileForm] = {
     ".sh": "shell", ".bash": "shell", ".sbatch": "shell", ".slurm": "shell",
 }  # fmt: skip
 _PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(registry.CONFIG_CLASSES)})[.(]", re.MULTILINE)
-_COMMANDS = ("run", "command")
-"""Keys of job files, such as SkyPilot's, that contain a shell script."""
+_COMMANDS = ("run", "command")  # keys of job files, such as SkyPilot's, that contain a shell script
 UNPACKED = "the ** of the call"
 """Marks options with unknown names in `RawConfig.missing`, because a Python call passes them as `**options`."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})

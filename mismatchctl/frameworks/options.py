@@ -119,8 +119,7 @@ def fill_form(form: Any, low: Any, high: Any) -> Any:
     return form(low, high) if callable(form) else form
 
 
-_MAX_STACKS = 64
-"""When a Correction is converted to options, at most this number of combinations of `forms` is tried."""
+_MAX_STACKS = 64  # when a Correction is converted to options, at most this number of combinations of `forms` is tried
 
 Rules = tuple[Weight | None, tuple[Gate, ...]]
 

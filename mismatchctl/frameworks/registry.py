@@ -161,10 +161,8 @@ def column_aliases() -> Mapping[str, str]:
     return merged
 
 
-_NAMED = 4
-"""Score of a strong sign of a framework, such as a file inside of the framework's own package."""
-_CLEAR = 2
-"""The detected framework is unclear if its score leads the second-best score by less than this number."""
+_NAMED = 4  # score of a strong sign of a framework, such as a file inside of the framework's own package
+_CLEAR = 2  # the detected framework is unclear if its score leads the second-best score by less than this number
 
 _PACKAGE = re.compile(r"""^\s*name\s*=\s*["']([\w.-]+)["']""", re.MULTILINE)
 _MOST_PARENTS = 8

@@ -24,8 +24,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.io import __version__
 from mismatchctl.io.process import defer_signals, raise_if_received, register_cleanup
 
-_STALE_SECONDS = 24 * 3600.0
-"""A temporary file of another machine is deleted if it is older than this."""
+_STALE_SECONDS = 24 * 3600.0  # A temporary file of another machine is deleted if it is older than this
 _MARK_PATTERN = re.compile(r"\.?mismatchctl-([0-9a-f]{8})-(\d+)-[0-9a-f]{12}(?:\.tmp)?")
 _own_folders: set[Path] = set()
 

@@ -126,8 +126,7 @@ _FUNCTION_NAMES = tuple(
     f"{prefix}openblas_{{}}_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "_64", "")
 )
 _lock = threading.Lock()
-_previous_threads: list[int] = []
-"""Number of threads to restore after each active call of `limit_to_one_thread`."""
+_previous_threads: list[int] = []  # number of threads to restore after each active call of `limit_to_one_thread`
 
 
 @contextlib.contextmanager

@@ -36,8 +36,7 @@ _HERE = re.compile(r"(?<!<)<<-?\s*([\"']?)([A-Za-z_]\w*)\1")
 _WRITES = re.compile(r"\b(?:cat|tee|python[\d.]*)\b[^|]*<<(?![^|]*\|)")
 _LAUNCHED = re.compile(r"\$\(\s*cat\b|\.(?:sh|bash|sbatch|slurm)\b")
 _WITHIN = re.compile(r"(?<=[^\s;|&()])#")
-_HASH = "\x01"
-"""Replacement for a # inside a word, such as `${#A[@]}`. shlex would start a comment there."""
+_HASH = "\x01"  # Replacement for a # inside a word, such as `${#A[@]}`. shlex would start a comment there.
 _ENDS = "\n;|&"
 _KEYWORDS = frozenset(
     {"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "for", "case", "esac", "in", "{", "}", "!"}
@@ -51,8 +50,7 @@ _PRINTS = frozenset(
 """Commands that never launch a training run."""
 _MOST_WORDS = 200_000
 _MOST_NESTED = 4
-_MOST_CHARACTERS = 10_000
-"""Maximum length of a word after substitution. Otherwise, `A=$A$A` would grow without end."""
+_MOST_CHARACTERS = 10_000  # Maximum length of a word after substitution. Otherwise, `A=$A$A` would grow without end.
 
 
 @dataclass

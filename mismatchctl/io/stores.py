@@ -93,8 +93,7 @@ def store_error(scheme: str, error: BaseException, path: str) -> DataError:
 
 
 SCHEMES = ("s3", "gs", "hf")
-ATTEMPTS = 5
-"""Number of tries per request."""
+ATTEMPTS = 5  # number of tries per request
 _RETRY_SECONDS = 20
 _CONNECT_SECONDS, _REQUEST_SECONDS = 10, 60
 
@@ -315,8 +314,7 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(names) and not hidden and fnmatchcase(names[0], first) and _matches(names[1:], rest)
 
 
-MOST_BYTES = 1 << 30
-"""Maximum size of a local file that `read_file` reads, in bytes."""
+MOST_BYTES = 1 << 30  # maximum size of a local file that `read_file` reads, in bytes
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
 _LOCAL_DISK = Store()
 

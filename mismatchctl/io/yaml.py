@@ -37,8 +37,7 @@ class Unknown(str):
     """A text that refers to a value outside the file: `$CLIP`, `${trainer.clip}`, `???`."""
 
 
-MOST_DEPTH = 64
-"""Maximum nesting of mappings and lists. Real settings have fewer levels."""
+MOST_DEPTH = 64  # Maximum nesting of mappings and lists. Real settings have fewer levels.
 
 PlainValue = str | int | float | bool | None
 
@@ -125,10 +124,8 @@ def parse_float(text: str) -> float:
 
 _POINTER = re.compile(r"\$\{([^${}]*)\}")
 _CALL = re.compile(r"oc\.(env|select):\s*([^,]*?)\s*(?:,(.*))?", re.DOTALL)
-_MOST_STEPS = 8
-"""Maximum length of a chain of interpolations, in which each one refers to the next."""
-_MOST_CHARACTERS = 1000
-"""Maximum length of a string with interpolations, before and after they are resolved."""
+_MOST_STEPS = 8  # maximum length of a chain of interpolations, in which each one refers to the next
+_MOST_CHARACTERS = 1000  # maximum length of a string with interpolations, before and after they are resolved
 _MISSING = object()
 
 

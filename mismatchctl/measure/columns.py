@@ -23,8 +23,7 @@ from mismatchctl.corrections.application import (
 )
 from mismatchctl.corrections.model import MISMATCH_SOURCE, OWN_RATIO_LOSSES, Correction, parse_loss
 
-Columns = dict[str, Float64s]
-"""Maps the name of a column to its values, one per sequence."""
+Columns = dict[str, Float64s]  # maps the name of a column to its values, one per sequence
 LOSS_NAMES = (
     "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
     "loss_sequences", "loss_tokens",
@@ -104,16 +103,10 @@ def loss_columns(correction: Correction, block: CorrectedBlock, plain: LossTerm 
     gradient = own.gradient(np.where(kept.expand(), weights, 0.0))
     losses = kept.sum(weights * own.losses)
     columns = (
-        losses,
-        losses / np.maximum(counted, 1),
-        kept.sum(gradient * plain.slope),
-        kept.sum(gradient * gradient),
-        kept.sum(own.clipped.astype(np.float64)),
-        kept.counts,
-        counted,
-        (counted > 0).astype(np.float64),
+        losses, losses / np.maximum(counted, 1), kept.sum(gradient * plain.slope), kept.sum(gradient * gradient),
+        kept.sum(own.clipped.astype(np.float64)), kept.counts, counted, (counted > 0).astype(np.float64),
         batch.segments.lengths.astype(np.float64),
-    )
+    )  # fmt: skip
     return dict(zip(LOSS_NAMES, columns, strict=True))
 
 
@@ -264,8 +257,7 @@ def impossible_tokens(batch: TokenBatch) -> Float64s:
     return np.where(batch.segments.nonempty, batch.impossible, 0).astype(np.float64)
 
 
-MISMATCH_NAME = "mismatch"
-"""Name of the main pair of policies, trainer and rollout."""
+MISMATCH_NAME = "mismatch"  # name of the main pair of policies, trainer and rollout
 FactsT = TypeVar("FactsT")
 ColumnFunction = Callable[[FactsT], Float64s]
 GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int

@@ -61,7 +61,6 @@ MOST_VALUES = 1024
 CellKey = tuple[LabelValue, tuple[LabelValue, ...]]
 """The key of a group of sequences: (step, one value per `--by` column)."""
 
-
 ROW_COLUMNS = ("tokens", "log_ratio", "square", "k3", "abs", "product", "policy_log_ppl", "reference_log_ppl")
 
 

@@ -14,8 +14,7 @@ from mismatchctl.core.machine_code import CompiledLoop, compiled_loops_in_use
 from mismatchctl.measure.sums import HASH, Hashes, mix_hashes
 
 scan_sequences = CompiledLoop("mismatchctl.measure.kernels.loops", "scan_sequences")
-LEVEL_CAP = 1.0
-"""In a sequence's sum of |log ratio|, a token with a larger value counts as this value."""
+LEVEL_CAP = 1.0  # in a sequence's sum of |log ratio|, a token with a larger value counts as this value
 _PIECE_TOKENS, _PIECE_SEQUENCES = 1 << 17, 1 << 11
 """Number of tokens, or of sequences to hash, per numpy call, so that temporary arrays fit in the CPU cache."""
 

@@ -25,8 +25,7 @@ _INTERVAL_RISE = 7.35
 _POWERS = (0.0, 0.5, 1.0)
 """A slow change is fitted by a straight line to log(metric), to its square root, and to the metric itself."""
 _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
-_WINDOW = 5
-"""The running median of a step includes this number of steps before it and after it."""
+_WINDOW = 5  # the running median of a step includes this number of steps before it and after it
 
 
 @dataclass(frozen=True)

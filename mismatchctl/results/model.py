@@ -183,7 +183,6 @@ def _drop_decimal_points(values: Sequence[float | None]) -> list[int | float | N
 
 Numbers = Annotated[list[float | None], PlainSerializer(_drop_decimal_points, when_used="json")]
 
-
 NOT_RECORDED = Value(value=None, status="not recorded")
 
 

@@ -23,12 +23,9 @@ from mismatchctl.measure.metrics.registry import MISMATCH_METRICS
 from mismatchctl.results.model import FORMAT, Clusters, Groups, Result, RunResult, Series, Value
 from mismatchctl.results.summary import get_summary
 
-_SAME_TOLERANCE = 1e-6
-"""Sums may differ by this relative amount, because the cluster table stores nine digits."""
-_LAYER_TOLERANCE = 2e-4
-"""Allowed relative error of the LAYER_COLUMNS, because they are stored with five digits."""
-_LARGEST_CHECKED = 1e290
-"""Sums above this value are not checked, because they may have overflowed."""
+_SAME_TOLERANCE = 1e-6  # sums may differ by this relative amount, because the cluster table stores nine digits
+_LAYER_TOLERANCE = 2e-4  # allowed relative error of the LAYER_COLUMNS, because they are stored with five digits
+_LARGEST_CHECKED = 1e290  # sums above this value are not checked, because they may have overflowed
 
 
 class _InconsistencyError(Exception):
@@ -214,9 +211,7 @@ def _differ(found: float, wanted: float) -> bool:
 
 _REMEDY = "pass a file that analyze -o or gate --save-baseline wrote"
 
-
-_RESULT_START = 512
-"""Number of bytes at the start of a file that are read to recognize a Result."""
+_RESULT_START = 512  # number of bytes at the start of a file that are read to recognize a Result
 
 
 def is_result(path: str | Path) -> bool:

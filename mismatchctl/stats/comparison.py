@@ -75,8 +75,7 @@ class Allowance(BaseModel):
         return "+".join([*parts, *([f"{self.absolute:g}"] if self.absolute else [])])
 
 
-ROUNDING_TOLERANCE = 1e-4
-"""Smaller relative changes can come from rounding in a saved Result."""
+ROUNDING_TOLERANCE = 1e-4  # smaller relative changes can come from rounding in a saved Result
 
 
 class K3Part(FiniteModel):

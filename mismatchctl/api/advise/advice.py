@@ -147,7 +147,6 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
 MIN_LOSS_SCALE = 0.5
 """Corrections that multiply the loss by less than this rank last, because they mostly lower the learning rate."""
 
-
 MIN_SHOWN_GAIN = 1e-3
 """If |gain| of a correction is smaller, the text says "the same gradient error"."""
 

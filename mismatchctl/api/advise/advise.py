@@ -139,8 +139,7 @@ def _explain_reference(reference: BiasReference) -> str:
 
 
 _DEFAULT = Correction(name="token_truncate_2", weight=Weight(truncate=2.0))
-_YOURS = "yours: "
-"""Prefix of the names of the corrections that the user has now, to tell them from candidates."""
+_YOURS = "yours: "  # prefix of the names of the corrections that the user has now, to tell them from candidates
 MAX_BATCHES = 64
 MAX_ADVISED = 5
 _MIN_CLUSTERS = 16

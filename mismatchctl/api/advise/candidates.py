@@ -34,8 +34,7 @@ MAX_TOKENS = 1 << 21
 """Maximum number of tokens per run. From a larger run, only the prompts with the smallest hashes are used."""
 MIN_SEQUENCES = 640
 """A sample keeps at least this number of sequences, even above MAX_TOKENS. With fewer, advice is less reliable."""
-_PROMPT_HASH = "\0prompt"
-"""Name of a temporary column, which contains the hash of each sequence's prompt."""
+_PROMPT_HASH = "\0prompt"  # name of a temporary column, which contains the hash of each sequence's prompt
 
 
 @dataclass(frozen=True)
@@ -350,7 +349,6 @@ def sequence_k_hat(sample: RunSample) -> float | None:
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
 """Maximum size of the Surrogate's table: rows (previous tokens) and columns (tokens). Larger tables are hashed."""
-
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5

@@ -280,8 +280,7 @@ _HEALTH: dict[Health, tuple[re.Pattern[str], ...]] = {
     "entropy": (re.compile(r"entropy(_mean|/mean)?$", re.IGNORECASE), re.compile(r"entropy", re.IGNORECASE)),
 }
 """Health metric -> patterns of the names with which frameworks log it, the most reliable pattern first."""
-_LARGEST = 1e150
-"""Logged values with a larger absolute value count as missing, because their squares would overflow."""
+_LARGEST = 1e150  # logged values with a larger absolute value count as missing, because their squares would overflow
 PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
 
 
@@ -477,8 +476,7 @@ FLOAT64_TOLERANCE = 1e-9
 METRIC_TOLERANCE = 1e-8
 """Relative error of a metric in the Result, which is rounded to VALUE_DIGITS digits."""
 _FLOAT32_EPSILON = 2.0**-24
-_TRACKER_PREFIXES = ("", "train/", "actor/")
-"""Prefixes that trackers and actors add to the names that a framework logs."""
+_TRACKER_PREFIXES = ("", "train/", "actor/")  # prefixes that trackers and actors add to the names that a framework logs
 _ALL_ENVIRONMENTS = "/all/"
 """This part of a name, as in `mismatch_kl/all/mean`, means that the value is the mean over environments."""
 

@@ -58,8 +58,7 @@ _MIN_SMALLER_PROMPTS = 8
 in the baseline. By chance, all of 8 prompts have fewer tokens in 1 of 256 dumps."""
 _PAIRED_SHARE = 0.5
 """Missing responses are only reported if dump and baseline share at least half of the smaller one's clusters."""
-_WHOLE_FILE = "file"
-"""In an entry of `Provenance.left_out`, this `reason` means that a whole file was skipped."""
+_WHOLE_FILE = "file"  # in an entry of `Provenance.left_out`, this `reason` means that a whole file was skipped
 Match = tuple[str, RunResult, "RunResult | None"]
 """The name of a run, the run in the new Result, and the run to compare it with in the baseline (or `None`)."""
 

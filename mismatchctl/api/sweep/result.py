@@ -195,10 +195,7 @@ class Sweep(View):
             "warnings": self.warnings,
             "says": self.summary,
             "studies": [
-                {
-                    "correction": study.correction.to_mapping(),
-                    "axes": [asdict(axis) for axis in study.axes],
-                }
+                {"correction": study.correction.to_mapping(), "axes": [asdict(axis) for axis in study.axes]}
                 for study in self.studies
             ],
             "targets": [asdict(target) for target in self.targets],

@@ -261,7 +261,6 @@ _REFUSED_OPCODES = (
 )
 """Pickle instructions that raise an error. They build objects of classes, which plain values do not need."""
 
-
 _LIBRARY_HANDLERS: Mapping[int, Callable[[Any], None]] = pickle._Unpickler.dispatch
 
 
@@ -340,9 +339,7 @@ _OPCODE_HANDLERS: dict[int, Callable[[Any], None]] = {
 }
 _DataUnpickler.dispatch = _OPCODE_HANDLERS
 
-
-_LOCAL_HEADER = 30
-"""Size of the fixed part of a zip entry's local header, in bytes."""
+_LOCAL_HEADER = 30  # size of the fixed part of a zip entry's local header, in bytes
 
 
 def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:

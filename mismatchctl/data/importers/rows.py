@@ -205,7 +205,6 @@ _LOG_PROB_COLUMNS = tuple(name for name in TOKEN_COLUMNS if name.endswith("log_p
 NEEDED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask")
 """If a file layout contains these columns, each row of the file must have a value for them."""
 
-
 DERIVED = {b"derived": b"hash of the prompt"}
 """Metadata that marks a prompt_id column with hashes of prompts, which `convert --join` may replace by real ids."""
 

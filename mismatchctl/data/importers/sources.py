@@ -26,7 +26,6 @@ from mismatchctl.io.files import explain_write_errors, make_temporary_folder, re
 
 Batches = Iterator[pa.RecordBatch]
 
-
 BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 
 

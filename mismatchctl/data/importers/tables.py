@@ -35,17 +35,13 @@ from mismatchctl.io.stores import first_error_line, walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MOST_BYTES = 1 << 34
-_EXPANSION, _SMALL = 64, 1 << 28
-"""A compressed archive may expand to its own size times _EXPANSION, plus _SMALL bytes."""
-_FIRST = 1 << 22
-"""A JSONL file is recognized by its first record, which must end within this number of bytes."""
-_DEPTH = 3
-"""Maximum number of dimensions of a column: sequences, tokens, and values per token."""
+_EXPANSION, _SMALL = 64, 1 << 28  # A compressed archive may expand to its own size times _EXPANSION, plus _SMALL bytes
+_FIRST = 1 << 22  # A JSONL file is recognized by its first record, which must end within this number of bytes
+_DEPTH = 3  # maximum number of dimensions of a column: sequences, tokens, and values per token
 _TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
 """Names of columns that contain token ids in some files, and text in other files."""
 _PROMPTS = ("prompt_token_ids", "prompt_ids", "prompt")
 """Columns with the prompt as token ids or text. If a file has no prompt ids, hashes of the prompts are used instead."""
-
 
 JSON_LINES = (".jsonl", ".ndjson")
 
@@ -287,7 +283,6 @@ READERS: dict[str, Callable[[Path], pa.Table]] = {
     **dict.fromkeys((".pt", ".pth", ".bin"), lambda path: _from_content(load_torch(path), path)),
     **dict.fromkeys((".pkl", ".pickle"), lambda path: _from_content(load_pickle(path, {}), path)),
 }
-
 
 _TABLE_REMEDY = "save a dict of columns, or a list of dicts with one sequence each"
 

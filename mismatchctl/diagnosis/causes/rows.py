@@ -398,7 +398,6 @@ _KIND_TOKENS, _KIND_ROWS, _KIND_PROMPTS, _KIND_PURE = 10, 2, 6, 0.9
 """Minima for the test: 10 tokens per row, 2 rows per prompt, 6 prompts. In 90% of the prompts (_KIND_PURE), at least
 90% of the rows must be of the same kind (large or small mismatch)."""
 
-
 _POSITION_MIN_LENGTH = 24
 _POSITION_MIN_SPREAD = 3.0
 

@@ -424,8 +424,7 @@ def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tu
 _MIN_FREEDOM = 12
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
 """The assumed variation of the mismatch between steps is 10%. In the estimate, it counts like 8 measured steps."""
-MIN_ROWS = 4
-"""A step or column value with fewer sequences is not tested for an unusual mismatch."""
+MIN_ROWS = 4  # A step or column value with fewer sequences is not tested for an unusual mismatch
 StepKey = tuple[GroupValue, GroupValue]
 StepCells = dict[StepKey, Float64s]
 """(step, value of a column) -> sums over the sequences with this step and value, as in `sum_levels` [4, 4]."""

@@ -294,5 +294,4 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 LAYOUT = read_layout(__file__, "areal", _read_rows)
 
-
 ADAPTER = make_adapter(Areal, versions=("2026-08", "4aef98d"), default="4aef98d", layouts=(LAYOUT,))

@@ -46,7 +46,6 @@ def _read_dashboard_rows(file: File) -> Iterator[Row]:
 
 DASHBOARD_LAYOUT = read_layout(__file__, "miles-dashboard", _read_dashboard_rows)
 
-
 ADAPTER = make_adapter(
     "miles",
     Slime,

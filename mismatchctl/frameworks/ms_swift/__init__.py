@@ -165,5 +165,4 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 LAYOUT = read_layout(__file__, "ms-swift", _read_rows)
 
-
 ADAPTER = make_adapter(MsSwift, versions=("2026-08",), layouts=(LAYOUT,))

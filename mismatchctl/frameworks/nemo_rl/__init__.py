@@ -222,5 +222,4 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 LAYOUT = read_layout(__file__, "nemo-rl", _read_rows)
 
-
 ADAPTER = make_adapter(NemoRl, versions=("2026-08",), layouts=(LAYOUT,))

@@ -113,5 +113,4 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 LAYOUT = read_layout(__file__, "open-instruct", _read_rows)
 
-
 ADAPTER = make_adapter(OpenInstruct, versions=("2026-08",), layouts=(LAYOUT,))

@@ -20,7 +20,6 @@ _LEVELS = ("off", "token", "seq")
 _GATINGS: dict[str, str] = {"binary_kl": "binary_kl", "tv": "abs_prob_diff"}
 """OpenRLHF's name of a statistic (except ratio) -> mismatchctl's name."""
 
-
 _SCHEMES = (
     {"is_correction_level": "token", "is_correction_mode": "clip"},
     {"is_correction_level": "token", "is_correction_mode": "mask"},

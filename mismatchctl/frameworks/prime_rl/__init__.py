@@ -171,8 +171,7 @@ class PrimeRl(PlainFramework):
         return {"is_clipped/mean": float(run.row_means(flags).mean())} | found
 
 
-_SCHEMA_VERSION = 1
-"""The supported schema version of the exported lines."""
+_SCHEMA_VERSION = 1  # the supported schema version of the exported lines
 
 
 def _read_rows(file: File) -> Iterator[Row]:
@@ -187,6 +186,5 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 LAYOUT = read_layout(__file__, "prime-rl", _read_rows)
-
 
 ADAPTER = make_adapter(PrimeRl, versions=("2026-10", "2026-09", "2026-08"), default="2026-08", layouts=(LAYOUT,))

@@ -21,8 +21,7 @@ from mismatchctl.io.stores import first_error_line
 _LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
 _VETO, _MASK = "outlier_token_is_threshold", "token_mask_is_threshold"
 _COVARIANCE = ("clip_cov", "kl_cov")
-_NOT_COMPUTED = (*_COVARIANCE, "cross_entropy")
-"""Losses of SkyRL that mismatchctl does not compute."""
+_NOT_COMPUTED = (*_COVARIANCE, "cross_entropy")  # losses of SkyRL that mismatchctl does not compute
 
 
 def _bounds(options: Options, name: str) -> tuple[Any, Any]:
@@ -318,6 +317,5 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 LAYOUT = read_layout(__file__, "skyrl", _read_rows)
-
 
 ADAPTER = make_adapter(SkyRl, versions=("2026-08",), layouts=(LAYOUT,))

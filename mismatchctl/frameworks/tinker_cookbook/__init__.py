@@ -97,5 +97,4 @@ def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
 
 LAYOUT = read_layout(__file__, "tinker", _read_rows)
 
-
 ADAPTER = make_adapter(TinkerCookbook, versions=("2026-08",), layouts=(LAYOUT,), classes={"Config": read_call})

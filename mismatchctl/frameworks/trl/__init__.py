@@ -172,7 +172,6 @@ def _read_rows(file: File) -> Iterator[Row]:
 LAYOUT = read_layout(__file__, "trl", _read_rows)
 COMPLETIONS_LAYOUT = read_layout(__file__, "trl-completions", lambda path: iter(()))
 
-
 ADAPTER = make_adapter(
     Trl,
     versions=("2026-08",),

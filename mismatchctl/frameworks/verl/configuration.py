@@ -113,15 +113,11 @@ ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
 ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
 """Path of the option that bounded weights before verl had rollout corrections. Values of 0 or less disabled it."""
 
-_FULL_CONFIG_SECTIONS = frozenset({"actor_rollout_ref", "trainer"})
-"""Sections that only a full verl configuration has."""
-_COMMON = frozenset({"loss_type", "bypass_mode"})
-"""Keys of `rollout_correction` that also exist in other sections."""
-_RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}
-"""rLLM's name of a key -> verl's name."""
+_FULL_CONFIG_SECTIONS = frozenset({"actor_rollout_ref", "trainer"})  # sections that only a full verl configuration has
+_COMMON = frozenset({"loss_type", "bypass_mode"})  # keys of `rollout_correction` that also exist in other sections
+_RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}  # rLLM's name of a key -> verl's name
 
-_REPLACEMENTS = read_table(__file__, "options.yaml")["replacements"]
-"""Removed key -> advice on what to write instead."""
+_REPLACEMENTS = read_table(__file__, "options.yaml")["replacements"]  # removed key -> advice on what to write instead
 
 
 def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...]:
@@ -133,8 +129,7 @@ def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...
     return (*path, BLOCK) if nested else path
 
 
-_HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_")
-"""Hydra's own keys, which may be in any section."""
+_HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_")  # Hydra's own keys, which may be in any section
 
 
 def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:

@@ -75,7 +75,6 @@ REDUCTIONS: dict[str, Callable[[Values], Any]] = {
     "ess": _ess,
 }
 
-
 Measured = dict[str, Values]
 """Name of a quantity (column `values` of names.yaml) -> its value for each token [T] or row [S]."""
 
@@ -287,7 +286,6 @@ def _measure_debug(train: Floats, rollout: Floats) -> dict[str, float]:
 
 
 _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by a smaller mean
-
 
 _Outcome = tuple[Floats | None, Bools, dict[str, float]]
 """(final weights [T], or `None` if the correction has no weights; flags of kept tokens [T]; logged values)."""

@@ -129,19 +129,11 @@ class _BinnedPoints:
         if self.parts.count == 1 and "weight_excess" in made:
             self.made.summed["mean_excess"] = np.tensordot(1 / self.segments.sizes, made["weight_excess"], 1)[None]
         facts = CorrectionFacts(
-            length=self.length,
-            kept=kept["count"],
-            counted=counted,
-            kept_k3=kept["k3"],
-            weight_sums=made,
-            squared_kept_weight=made["squared_kept_weight"],
-            extremes={},
-            rejected=self.rejected,
-            catastrophic=self._catastrophic(),
-            checked=self.length + self._wide(impossible_tokens(self.batch)),
-            outcomes=wide,
-            loss_sums={},
-        )
+            length=self.length, kept=kept["count"], counted=counted, kept_k3=kept["k3"], weight_sums=made,
+            squared_kept_weight=made["squared_kept_weight"], extremes={}, rejected=self.rejected,
+            catastrophic=self._catastrophic(), checked=self.length + self._wide(impossible_tokens(self.batch)),
+            outcomes=wide, loss_sums={},
+        )  # fmt: skip
         flags = 1.0 if self.made.flags is None else self.made.flags
         for side, share in facts.share.items():
             values = {f"{side}_{name}": known for name, (_, known) in wide.items()}

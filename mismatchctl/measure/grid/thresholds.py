@@ -393,8 +393,7 @@ class CorrectionGrid:
         return self.base.model_copy(update={"weight": self.weights[weight], "gates": own})
 
 
-SHARED_COLUMNS = ("tokens", "sequences")
-"""Columns in every table, with the same values for all corrections."""
+SHARED_COLUMNS = ("tokens", "sequences")  # columns in every table, with the same values for all corrections
 EMPTY_COLUMN = "empty_sequences"
 """Column with the number of sequences without tokens, only in `FamilySums.totals`."""
 CLUSTER_COLUMNS = (

@@ -42,8 +42,7 @@ _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # 
 _ROUND = 1.5 * 2.0**52  # x + _ROUND contains the integer nearest to x in its low bits
 SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
 """Range of x for the fast exp(x). Below it, the result is almost 0. Above it, the result is set to infinity."""
-_FAR_LIMIT = 700.0
-"""For |x| above this limit, the fast exp(x) may lose digits."""
+_FAR_LIMIT = 700.0  # for |x| above this limit, the fast exp(x) may lose digits
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
 
 

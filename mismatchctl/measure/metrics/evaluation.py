@@ -167,8 +167,7 @@ def closed_axis(plan: MeasurePlan) -> TableAxis:
 
 
 Estimates = dict[str, Estimate]
-IMAGINARY_STEP = 1e-100
-"""Step size of the complex-step method for derivatives, which has no cancellation error."""
+IMAGINARY_STEP = 1e-100  # step size of the complex-step method for derivatives, which has no cancellation error
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
@@ -396,10 +395,8 @@ METRICS_WITH_GROUP_ERRORS = frozenset(
 )
 OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k3", "ratio_mean"))
 
-
 NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
 """List of (run, step, hash of the micro-batch, divisors of the weights: one per correction)."""
-
 
 CellT = TypeVar("CellT")
 GroupCells = dict[tuple[LabelValue, ...], CellT]

@@ -422,7 +422,6 @@ SPLITS = {
 }
 """Pair of policies -> metrics that split a log ratio into two parts, such as `total` into mismatch and drift."""
 
-
 _ESTIMATES = {"k1": "x", "k2": "x^2 / 2", "k3": "exp(-x) - 1 + x", "low_var": "exp(-x) - 1 + x"}
 _AGGREGATIONS = (
     ("token-mean", "", "{} / kl_tokens", "mean over tokens"),
