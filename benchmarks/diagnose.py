@@ -63,8 +63,8 @@ TITLES = {
     "repetition 1.3": "repetition penalty 1.3",
     "presence 0.5": "presence penalty 0.5",
     "frequency 0.3": "frequency penalty 0.3",
-    "bias 1": "logit bias of 1",
-    "banned": "banned tokens",
+    "bias 1": "engine with a logit bias of 1",
+    "banned": "some tokens banned in the engine only",
     "padded vocabulary": "trainer's softmax includes the padding of the vocabulary",
     "softcap 8": "engine with logit soft cap 8",
     "softcap 15": "engine with logit soft cap 15",
@@ -78,7 +78,7 @@ TITLES = {
         for columns, recorded in {
             "versions": "with version columns",
             "current": "with current log-probs",
-            "bare": "without versions and current log-probs",
+            "bare": "without version columns or current log-probs",
         }.items()
     },
     "stale worker 5": "one worker 5 updates behind",
@@ -86,43 +86,43 @@ TITLES = {
     "stale step": "engine 5 updates behind at one step",
     "wrong checkpoint": "engine with an earlier checkpoint",
     "adapter": "adapter in the engine only",
-    "draft": "log-probs of a draft model recorded",
+    "draft": "rollout column with the log-probs of a draft model",
     "dropout 0.02": "trainer with dropout 0.02",
     "dropout 0.1": "trainer with dropout 0.1",
-    "position base 0.5": "trainer with a position base multiplied by 0.5",
-    "position base 4.0": "trainer with a position base multiplied by 4",
+    "position base 0.5": "trainer with a position base (RoPE, ALiBi) multiplied by 0.5",
+    "position base 4.0": "trainer with a position base (RoPE, ALiBi) multiplied by 4",
     "window 12": "trainer with attention window 12",
     "window 40": "trainer with attention window 40",
-    "half the prompt lost": "trainer without half of the prompt",
-    "one prompt token": "trainer without one token of the prompt",
-    "kept prefix 0": "prefix cache of the current weights",
-    "kept prefix 5": "prefix cache of weights 5 updates old",
-    "retokenized": "one word of the response split into letters",
-    "shift -1": "column shifted by -1",
-    "shift +1": "column shifted by 1",
-    "shift +3": "column shifted by 3",
-    "shift of 5 %": "column shifted in 5% of the rows",
+    "half the prompt lost": "trainer does not see half of the prompt",
+    "one prompt token": "trainer does not see one token of the prompt",
+    "kept prefix 0": "prompt cache computed with the current weights",
+    "kept prefix 5": "prompt cache computed with weights 5 updates old",
+    "retokenized": "trainer reads one word of the response as single letters",
+    "shift -1": "rollout column shifted by -1",
+    "shift +1": "rollout column shifted by 1",
+    "shift +3": "rollout column shifted by 3",
+    "shift of 5 %": "rollout column shifted in 5% of the rows",
     "edited 30 %": "responses edited in 30% of the rows",
     "edited 2 %": "responses edited in 2% of the rows",
     "tools": "tool output not masked",
-    "stored bfloat16": "column stored in bfloat16",
-    "stored float16": "column stored in float16",
-    "stored 3": "column stored with 3 decimals",
-    "stored 2": "column stored with 2 decimals",
-    "base 2": "logarithms to base 2",
-    "probabilities": "probabilities instead of log-probs",
+    "stored bfloat16": "rollout column stored in bfloat16",
+    "stored float16": "rollout column stored in float16",
+    "stored 3": "rollout column stored with 3 decimals",
+    "stored 2": "rollout column stored with 2 decimals",
+    "base 2": "rollout log-probs to base 2",
+    "probabilities": "probabilities in the rollout column",
     "duplicates": "20% of the rows repeated",
-    "NaN": "NaN at 1% of the tokens",
-    "no end": "no log-prob for the last token",
-    "zeros on 1 %": "log-prob 0 at 1% of the tokens",
-    "-30 on 1 %": "log-prob -30 at 1% of the tokens",
-    "10 % wrong ends": "wrong last log-prob in 10% of the rows",
-    "swapped 5 %": "5% of the rows swapped",
-    "swapped all": "all rows swapped",
-    "reversed": "rows reversed",
-    "cumulative": "running sums instead of log-probs",
-    "means": "sequence means instead of log-probs",
-    "clamped": "log-probs clamped at -3",
+    "NaN": "NaN in the trainer column at 1% of the tokens",
+    "no end": "no rollout log-prob for the last token",
+    "zeros on 1 %": "rollout log-prob 0 at 1% of the tokens",
+    "-30 on 1 %": "rollout log-prob -30 at 1% of the tokens",
+    "10 % wrong ends": "wrong trainer log-prob for the last token in 10% of the rows",
+    "swapped 5 %": "rollout log-probs of other rows in 5% of the rows",
+    "swapped all": "rollout log-probs of other rows in all rows",
+    "reversed": "rollout log-probs in reverse order",
+    "cumulative": "running sums of the log-probs in the rollout column",
+    "means": "sequence means of the log-probs in the rollout column",
+    "clamped": "rollout log-probs below -3 replaced by -3",
     "router noise": "trainer with router noise",
 }
 """Titles of planted causes in the table. Other causes are printed with their names."""
@@ -330,7 +330,7 @@ def known_table(folders: Iterable[Path]) -> Iterator[str]:
         "first finding right",
         "right, high confidence",
         "right, medium confidence",
-        "later findings: wrong, high confidence",
+        "wrong later findings, high confidence",
     )
     yield f"| dumps | {' | '.join(heads)} |"
     yield "|---|---|---|---|---|"
@@ -358,7 +358,7 @@ def known_table(folders: Iterable[Path]) -> Iterator[str]:
         right = sum(count for (_, good), count in counts.items() if good)
         title = folder.name.replace("_", " ")
         yield f"| {title} | {format_share(right, counts.total())} | {' | '.join(cells)} | {more} |"
-    heads = ("dump", "planted fault", "first finding", "planted fault listed as another possible cause")
+    heads = ("dump", "planted fault", "first finding", "first finding lists the planted fault as a possible cause")
     yield from ["", "The first finding is wrong in these dumps:", "", table(heads, wrong)] if wrong else []
 
 
@@ -369,11 +369,11 @@ def describe_models(plans: Iterable[Architecture], folder: Path) -> list[str]:
             "words" if plan.words else "bytes",
             f"{plan.layers} of width {plan.width}",
             f"{plan.heads} heads"
-            + (f", {plan.shared} share keys and values" if plan.shared > 1 else "")
+            + (f", {plan.shared} per key-value head" if plan.shared > 1 else "")
             + (", convolutions in turn with attention" if plan.convolved else ""),
             NAMES.get(plan.positions, plan.positions),
             ("squared ReLU parallel to attention" if plan.parallel else "SwiGLU")
-            + (f", {plan.experts} experts by {plan.router}, {plan.chosen} chosen" if plan.experts > 1 else ""),
+            + (f", {plan.experts} experts, {plan.chosen} per token by {plan.router}" if plan.experts > 1 else ""),
             f"{plan.steps} steps, at most {plan.texts:,} texts",
         )
         for plan in plans
@@ -418,8 +418,8 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         '"512 responses" is empty if no such dump was made. A noise finding counts as right in two cases:',
         "",
         "- The dump is a random part of a larger dump, and no response in this part has the fault.",
-        f"- The fault is one of the {others} other faults, and raises K3 to at most {NOISE_FACTOR} times the K3 of the",
-        "  clean dump.",
+        f"- The fault is one of the {others} faults that `diagnose` is not designed to recognize, and it raises K3 to",
+        f"  at most {NOISE_FACTOR} times the K3 of a clean dump of the same model.",
         "",
         *detection_table(rows),
         "",

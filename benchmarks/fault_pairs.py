@@ -45,10 +45,10 @@ def build_fault(**setup: object) -> Callable[[Model, int], Dump]:
 SAMPLING_FAULTS: dict[str, tuple[str, Callable[[Model, int], Dump]]] = {
     "temperature 0.8": ("temperature", build_fault(process=sampler(0.8))),
     "top-p 0.9": ("truncated_sampling", build_fault(process=sampler(top_p=0.9))),
-    "raw log-probs at temperature 0.7": ("raw_logprobs", build_fault(process=sampler(0.7), raw=True)),
-    "older weights": ("stale_policy weights_differ", sample_older_weights),
-    "half of the context lost": ("context_mismatch", build_fault(trainer_lost=0.5)),
-    "wrong state for some prompts": ("engine_state", lambda model, seed: faults.engine_state(model, seed, 0.3)),
+    "rollout log-probs without the temperature 0.7": ("raw_logprobs", build_fault(process=sampler(0.7), raw=True)),
+    "engine with older weights": ("stale_policy weights_differ", sample_older_weights),
+    "trainer loses half of the context": ("context_mismatch", build_fault(trainer_lost=0.5)),
+    "wrong engine state for some prompts": ("engine_state", lambda model, seed: faults.engine_state(model, seed, 0.3)),
 }
 
 
@@ -88,27 +88,27 @@ def repeat_rows(dump: Dump, seed: int) -> Dump:
 
 
 COLUMN_FAULTS: dict[str, tuple[str, Callable[[Dump, int], Dump]]] = {
-    "column shifted by 1": (
+    "rollout column shifted by 1": (
         "misaligned",
         lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.roll(row, 1)),
     ),
-    "20% of the rows edited": ("edited_response retokenized", edit_rows),
-    "log-prob -30 at 1% of the tokens": (
+    "responses edited in 20% of the rows": ("edited_response retokenized", edit_rows),
+    "rollout log-prob -30 at 1% of the tokens": (
         "padding_or_sentinel unexplained",
         lambda dump, seed: change_rows(
             dump, seed, 1.0, lambda row, rng: np.where(rng.random(len(row)) < 0.01, -30.0, row)
         ),
     ),
-    "column stored in bfloat16": (
+    "rollout column stored in bfloat16": (
         "low_precision_logging",
         lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: round_to_bfloat16(row)),
     ),
-    "probabilities instead of log-probs": (
+    "probabilities in the rollout column": (
         "probabilities_not_logs",
         lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.exp(row)),
     ),
     "20% of the rows repeated": ("duplicated_rows", repeat_rows),
-    "20% of the rows swapped": ("swapped_rows", swap_rows),
+    "rollout log-probs of other rows in 20% of the rows": ("swapped_rows", swap_rows),
 }
 
 Verdict = tuple[str, str, frozenset[str], frozenset[str], list[Finding]]
@@ -152,7 +152,7 @@ def main() -> None:
     ]
     text = (
         f"The test uses {len(rows)} dumps. Each dump combines a fault from the first six rows of the table with a "
-        f"fault from the other rows. The vocabulary of a model has 256 or 512 tokens. The random seeds "
+        f"fault from the last seven rows. The vocabulary of a model has 256 or 512 tokens. The random seeds "
         "were not used to develop `diagnose`.\n\n"
         "A finding is right if it names one of the two faults of the dump. "
         f"{shares[0]} of the causes that `diagnose` names with high confidence are right. "

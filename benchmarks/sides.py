@@ -314,7 +314,7 @@ def main() -> None:
         "report is right if the fault is in the reference. Otherwise, the report is wrong. If rollout and trainer have",
         "the same fault, the correct reference looks wrong, because it differs from the other two columns.",
         "",
-        table(("model", "fault in the reference", "fault shared by both sides", "another fault"), references),
+        table(("model", "fault in the reference", "same fault on both sides", "another fault, or none"), references),
     ]
     replace_section("\n".join(lines), DOCUMENT, BEGIN, END)
 
