@@ -64,7 +64,7 @@ class Checkpoint:
             return np.empty(0)
         ids = torch.as_tensor(np.concatenate([prompt, response])[None], device=self._device)
         if self._limit is not None and ids.shape[1] > self._limit:
-            raise ValueError(f"has {ids.shape[1]:,} tokens with its prompt; the model takes at most {self._limit:,}")
+            raise ValueError(f"{ids.shape[1]:,} tokens with the prompt, but the model takes at most {self._limit:,}")
         targets, found = ids[0, len(prompt) :, None], []
         with torch.inference_mode():
             for part, logits in self._logits(ids[:, :-1], len(prompt) - 1):

@@ -55,7 +55,7 @@ class Edit:
         if at is None:
             raise ConfigError(
                 f"the place for the code was not found: no text matches `{self.before or self.after}`. Insert the code "
-                "by hand, or install the version of the framework in docs/integrations"
+                "by hand, or install the framework's version that docs/integrations names"
             )
         following = next((line for line in text[at:].splitlines() if line.strip()), "")
         indent = " " * (len(following) - len(following.lstrip()))

@@ -61,16 +61,15 @@ def lint(
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
     """Yield findings about settings whose values are not in the file, such as `${VARIABLE}`."""
     for name in written.missing:
-        consequence = f"inherits from {name}, which was not found: its settings are unknown"
+        consequence = f"inherits from {name}, but this file was not found, so its settings are not checked"
         yield LintMessage("unknown", "defaults", consequence, "put the file at this path", name)
     for place, value in written.unknown:
-        consequence = f"is {value}, whose value is not in the file: unknown"
-        yield LintMessage(
-            "unknown", place, consequence, "write the value in the file, so that it can be checked", "the file"
-        )
+        consequence = f"is {value}. The file does not contain this value, so lint cannot check it"
+        fix = "write the value itself into the file"
+        yield LintMessage("unknown", place, consequence, fix, "the file")
     if written.descendant:
         consequence = (
-            f"{written.descendant} reuses the keys of {written.framework.name}: the file is read with these keys"
+            f"{written.descendant} uses keys of {written.framework.name}, so lint reads the file with these keys"
         )
         yield LintMessage(
             "info", "", consequence, f"pass {option('framework')} to read it as another framework", written.descendant
@@ -117,7 +116,7 @@ def _measure_findings(
         ]
         if not any(found):
             whole = ", ".join(dict.fromkeys(places))
-            found = [_rejection_finding(measured, together, f"{run}: all gates together", whole)]
+            found = [_rejection_finding(measured, together, f"{run}: the combination of all gates", whole)]
         yield from filter(None, found)
 
 
@@ -125,13 +124,13 @@ def _rejection_finding(run: RunResult, correction: Correction, what: str, place:
     share = run.overall.corrections[correction.name]["rejected_tokens"].value
     steps = run.groups.corrections[correction.name]["rejected_tokens"].value
     empty = [label for label, value in zip(run.groups.labels, steps, strict=True) if value == 1]
-    fix = "widen it: `mismatchctl analyze` shows the rejected data and the distribution"
+    fix = "widen the bounds: `mismatchctl analyze` shows the distribution of the ratios"
     if share is None:
         return None
     if empty:
         named = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         count = f"{len(empty)} of {len(steps)} steps" + (f" ({named})" if empty != [None] else "")
-        consequence = "rejects everything" if share == 1 else f"rejects all tokens of {count}, which training loses"
+        consequence = "rejects everything" if share == 1 else f"rejects all tokens of {count}"
         return LintMessage("error", place, f"{what} {consequence}", fix, "the dumps given")
     if share > MUCH_REJECTION:
         return LintMessage("warning", place, f"{what} rejects {share:.1%} of all tokens", fix, "the dumps given")
@@ -156,7 +155,7 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator
                 f"{what}, but not the trainer's log-probs. The correction treats this difference as a mismatch. If "
                 "the engine's log-probs lack the setting too, the correction's ratios are wrong"
             )
-            fix = f"set it to its neutral value for training rollouts{', ' + _REPLAY if name in _TRUNCATIONS else ''}"
+            fix = f"set a value without effect for training rollouts{', ' + _REPLAY if name in _TRUNCATIONS else ''}"
             yield LintMessage("warning", place, consequence, fix, source)
     place, mode = found.get("logprobs_mode", ("", None))
     if mode in _RAW and changes:

@@ -37,7 +37,7 @@ ROWS_PER_PIECE = 128
 _REMEDIES = {
     PROMPT_COLUMN: "record the prompt's tokens, or take them from another file with `mismatchctl convert --join`",
     RESPONSE_COLUMN: "record the sampled tokens, or take them from another file with `mismatchctl convert --join`",
-    REFERENCE_COLUMN: "score it again with --force",
+    REFERENCE_COLUMN: "add --force to replace the column",
 }
 
 
@@ -60,7 +60,7 @@ class SequencePiece:
             raise self.make_error(PROMPT_COLUMN, row, "is empty, so the first token cannot be scored", _BOS_REMEDY)
         expected = int(self.log_ratios[0].lengths[row])
         if len(response) != expected:
-            problem = f"has {len(response)} ids for {expected} log-probs"
+            problem = f"has {len(response)} token ids, but the sequence has {expected} log-probs"
             raise self.make_error(RESPONSE_COLUMN, row, problem, "correct the dump")
         return prompt, response
 

@@ -24,7 +24,7 @@ _EXPECTED_VALUES = {
 """Maps the start of a pydantic error type, such as `float` in `float_parsing`, to what the field expects."""
 _SIZE_LIMITS = {
     "string_too_short": "must not be empty", "string_too_long": "may have {max_length} characters at most",
-    "too_long": "takes a list of {max_length}",
+    "too_long": "takes a list of {max_length} values",
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (list, tuple)):
-        return f"a list of {len(value)}"
+        return f"a list of {len(value)} values"
     return "keys and values" if isinstance(value, Mapping) else repr(value)
 
 

@@ -608,7 +608,7 @@ def _build_long_block(
     for row in sorted(broken):
         at = np.flatnonzero(block.rows == row)
         if len(at):
-            reason = "sequence_id: in several pieces"
+            reason = "sequence_id: rows not adjacent"
             block.faults.append(Fault("sequence_id", reason, block.rows[at], row, broken[row], SORT_REMEDY))
     missing = find_nulls(arrays["sequence_id"])
     if missing is not None:

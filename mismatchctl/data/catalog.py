@@ -137,7 +137,7 @@ def read_footer(found: UnopenedFile) -> FileFooter:
             return size, found.table.version, found.table
         with store.open(found.location) as file:
             if file.size() == 0:
-                remedy = f"write it again, or {leave_out('unreadable files')}"
+                remedy = f"write the file again, or {leave_out('unreadable files')}"
                 raise DataError("this file is empty (0 bytes)", file=found.path, remedy=remedy)
             return file.size(), store.version(found.location, file), read_contents(found.path, file)
 
@@ -168,7 +168,7 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
             explained = store.explain(error, location)
             remedy = f"{explained.remedy}, or {skip}" if explained.remedy else skip
             raise DataError(explained.problem, file=path, remedy=remedy) from error
-        remedy = f"write it again, or {skip}"
+        remedy = f"write the file again, or {skip}"
         raise DataError(f"{problem} ({first_error_line(error)})", file=path, remedy=remedy) from error
 
 
@@ -447,7 +447,7 @@ def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
         usual, times = counts.most_common(1)[0] if counts else ("", 0)  # ties go to the first
         for file, one in zip(files, words, strict=True):
             if one in counts and one != usual:
-                others = f" and {times - 1} more" if times > 1 else ""
+                others = " and other files" if times > 1 else ""
                 problem = f"contains {one} in this file, but {usual} in {files[words.index(usual)].path}{others}"
                 name = escape_unprintable(file.columns[column])
                 found.reject(DataError(problem, file=file.path, column=name, remedy=remedy))

@@ -59,15 +59,15 @@ class JoinedColumns:
         tables = list(_read_joined_tables(place))
         if not tables:
             remedy = "convert other files first: mismatchctl convert FILE joined.parquet"
-            raise DataError("--join needs a Parquet file or a file of a framework", file=str(place), remedy=remedy)
+            raise DataError("--join needs a Parquet file or a framework's file", file=str(place), remedy=remedy)
         shared = set.intersection(*(set(table.column_names) for table in tables))
         ordered = sorted(shared, key=lambda name: (name in COLUMN_TYPES, name))
         with self._explain("the columns of the files in this folder have different types"):
             self._table = pa.concat_tables([table.select(ordered) for table in tables])
         self.columns = {canonical_name(name): name for name in ordered}
         if "sequence_id" not in self.columns:
-            remedy = "write the sequence ids of the other file"
-            raise DataError("the dump lacks this column", file=str(place), column="sequence_id", remedy=remedy)
+            remedy = "add this column, with the sequence ids of the dump"
+            raise DataError("the --join file lacks this column", file=str(place), column="sequence_id", remedy=remedy)
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
         keys = tuple(name for name in ("step", "sequence_id") if name in self.columns and name in batch.schema.names)
@@ -87,7 +87,7 @@ class JoinedColumns:
         if lost is not None and not all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added):
             which = ", ".join(f"{name} {value}" for name, value in zip(keys, lost, strict=True))
             problem = f"{which} is not in {self._place}"
-            raise DataError(problem, file=str(path), remedy="pass a file of the same run")
+            raise DataError(problem, file=str(path), remedy="pass --join a file of the same run")
         self.found += sum(key in rows for key in named)
         known = next(batch[name] for name in REQUIRED_COLUMNS if name in batch.schema.names)
         if not pa.types.is_list(known.type):
@@ -244,7 +244,7 @@ def convert_dump(
         if writer is None:
             raise DataError("does not contain sequences", file=named)
         if joined is not None and not joined.found:
-            remedy = "pass a file of the same run"
+            remedy = "pass --join a file of the same run"
             raise DataError(f"{join} does not contain any sequence of this dump", file=named, remedy=remedy)
     _, notes = find_unread_files([named], [UnopenedFile(str(path), str(path), "") for path in paths])
     return ConversionResult(rows, tokens, source.missing, source.copies, notes if paths else ())

@@ -434,7 +434,7 @@ class ArrowContents(FileContents):
             for name in (name for name in columns if is_list(self.schema.field(name).type)):
                 count = self.elements(group, name)
                 if count > MOST_SEQUENCE_TOKENS and count > min(MOST_SEQUENCE_TOKENS * rows, 8 * size):
-                    return f"record batch {group}, column {name!r}: {count:,} values in {rows:,} rows, {size:,} bytes"
+                    return f"record batch {group}, column {name!r}: too many values ({count:,} in {size:,} bytes)"
         return None
 
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
@@ -567,7 +567,7 @@ def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
     prefix, length = (8, second) if first == -1 else (4, first)  # Arrow before 0.15 does not write the -1
     body = prefix + length
     if length <= 0 or start + body > file.size():
-        raise ValueError("it is truncated, or not Arrow")
+        raise ValueError("it is truncated, or it is not an Arrow file")
     buffer = (head if body <= len(head) else file.read_at(body, start))[prefix:body]
     (root,) = struct.unpack_from("<I", buffer)
     (kind,) = _read_field(buffer, root, 1, "<B")
@@ -662,13 +662,13 @@ class ParquetContents(FileContents):
                     continue
                 where, count = f"row group {group}, column {name!r}", chunk.num_values
                 if chunk.physical_type == "BYTE_ARRAY" and chunk.total_uncompressed_size > _MOST_TEXT_BYTES:
-                    return f"{where}: the strings take {chunk.total_uncompressed_size:,} bytes"
+                    return f"{where}: too much text ({chunk.total_uncompressed_size:,} bytes)"
                 if not is_list(self.schema.field(name).type) or count <= MOST_SEQUENCE_TOKENS:
                     continue
                 if count > MOST_SEQUENCE_TOKENS * row_group.num_rows:
-                    return f"{where}: {count:,} values in {row_group.num_rows:,} rows"
+                    return f"{where}: too many values ({count:,} in {row_group.num_rows:,} rows)"
                 if "FLOAT" in chunk.physical_type and count > 8 * chunk.total_compressed_size:
-                    return f"{where}: {count:,} values in {chunk.total_compressed_size:,} bytes"
+                    return f"{where}: too many values ({count:,} in {chunk.total_compressed_size:,} bytes)"
         return None
 
     def decode(

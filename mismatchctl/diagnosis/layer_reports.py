@@ -351,7 +351,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
         return None
     notes: Notes = {}
     rows, measure = _read_msprobe_cells(cells, notes)
-    return _make_msprobe_table(f"{measure}; failed if Result is error or warning", rows, file, notes)
+    return _make_msprobe_table(f"{measure}; failed if the column Result is error or warning", rows, file, notes)
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
@@ -368,7 +368,7 @@ def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
         if call["is_same"] is False and found:
             found[-1] = found[-1].model_copy(update={"why": "the call differs (is_same is false)"})
         rows += found
-    return _make_msprobe_table(f"{measure}; failed if is_same is false", rows, file, notes)
+    return _make_msprobe_table(f"{measure}; failed if the column is_same is false", rows, file, notes)
 
 
 def read_msprobe_first(document: Any) -> list[LayerTable] | None:
@@ -404,7 +404,7 @@ def _read_msprobe_cells(given: Sequence[Mapping[str, Any]], notes: Notes) -> tup
     for cell in cells:
         name = str(cell.get("npuname"))
         if cell.get("benchname") in (None, "", "N/A"):
-            notes.setdefault("is missing on the golden side, but Result counts it as passed", []).append(name)
+            notes.setdefault("is missing on the golden side, but column Result counts it as passed", []).append(name)
         else:
             rows.append(
                 Tensor(name=name, layer=parse_layer(name), value=_msprobe_value(cell, mode), why=_parse_flag(cell))
@@ -699,8 +699,8 @@ def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | Non
 def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
     low, high = noise.logit_noise
     asked = (
-        f"the log ratios ({noise.log_ratio_rms:.2g} root mean square) need a noise of {low:.2g} to "
-        f"{high:.2g} in each logit"
+        f"a noise of {low:.2g} to {high:.2g} in each logit would cause log ratios as large as in the dump (root mean "
+        f"square {noise.log_ratio_rms:.2g})"
     )
     last = next((value for _, value in reversed(report.growth) if value is not None), None)
     if "elative" not in report.measure or last is None:

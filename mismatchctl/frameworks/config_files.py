@@ -332,7 +332,7 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
         for title in registry.find_adapter(framework.name).titles
         if not _try_keys(correction, registry.load_framework(title))[1]
     ]
-    able = f"; {others[0]} can" if others else ""
+    able = f"; {others[0]} can express it" if others else ""
     reasons = framework.as_it("; ".join(problems))
     raise ConfigError(f"{framework.title} cannot express {correction.name}: {reasons}{able}")
 

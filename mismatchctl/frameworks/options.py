@@ -312,7 +312,7 @@ class PlainFramework(Framework):
         options = self._options_of(correction)
         if options is not None:
             return self.written(options), []
-        weights = [] if correction.weight is None else ["its weight rule"]
+        weights = [] if correction.weight is None else ["the weight rule"]
         rules = weights + [gate_label(gate) for gate in correction.gates]
         return {}, [f"{self.title} has no options for {' with '.join(rules) or 'no correction at all'}"]
 

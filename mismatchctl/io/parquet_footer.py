@@ -66,14 +66,14 @@ def _check_bytes(data: bytes) -> None:
 
 def _check_row_group(chunks: list[ThriftStruct], leaves: list[SchemaLeaf]) -> None:
     if len(chunks) != len(leaves):
-        raise pa.ArrowInvalid(f"a row group has {len(chunks)} columns, and the schema {len(leaves)}")
+        raise pa.ArrowInvalid(f"a row group has {len(chunks)} columns, but the schema has {len(leaves)}")
     for number, (chunk, (kind, repetition, definition)) in enumerate(zip(chunks, leaves, strict=True)):
         meta = chunk.get(_META, {})
         if meta.get(_TYPE) != kind:
             raise pa.ArrowInvalid(f"column {number} of a row group has another type than in the schema")
         sizes = meta.get(_SIZES, {})
         if any(len(sizes.get(at, ())) not in (0, most + 1) for at, most in ((2, repetition), (3, definition))):
-            raise pa.ArrowInvalid(f"column {number} of a row group counts levels that the schema does not have")
+            raise pa.ArrowInvalid(f"column {number} of a row group has nesting levels that the schema lacks")
 
 
 def _schema_leaves(

@@ -64,14 +64,14 @@ _REASONS = {
 """Pattern of the client's error messages -> (problem, key of the remedy in `store_error`)."""
 
 _CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, with permission to list and read it",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, of a user who may list and read the bucket",
     "gs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
     "hf": "run `hf auth login`, or set HF_TOKEN",
 }
 _ENDPOINT = {"s3": "AWS_ENDPOINT_URL", "gs": "STORAGE_EMULATOR_HOST", "hf": "HF_ENDPOINT"}
 _REMEDIES = {
     "bucket": "check the name of the bucket and the endpoint",
-    "region": "leave AWS_ENDPOINT_URL unset, or name the endpoint and AWS_REGION of that bucket",
+    "region": "unset AWS_ENDPOINT_URL, or set AWS_ENDPOINT_URL and AWS_REGION for the region of the bucket",
     "later": "run again later",
 }
 
@@ -184,13 +184,13 @@ class Store:
 
     def explain(self, error: BaseException, path: str) -> DataError:
         if self.is_broken_link(path):
-            where = escape_unprintable(os.readlink(path))
-            return DataError(f"broken link to {where}", file=escape_unprintable(path), remedy="repair or remove it")
+            problem = f"broken link to {escape_unprintable(os.readlink(path))}"
+            return DataError(problem, file=escape_unprintable(path), remedy="repair or remove the link")
         number = getattr(error, "errno", None)
         reason = os.strerror(number) if number else first_error_line(error)
         if number == errno.EINVAL:  # raised by require_regular_file
             reason = getattr(error, "strerror", None) or reason
-        remedy = "let this user read it" if number == errno.EACCES else None
+        remedy = "give yourself permission to read it" if number == errno.EACCES else None
         return DataError(f"cannot be opened ({reason})", file=escape_unprintable(path), remedy=remedy)
 
     @contextlib.contextmanager
@@ -338,7 +338,7 @@ def find_store(path: str) -> Store:
     bucket = rest.split("/", 1)[0]
     if "@" in bucket:
         shown = f"{scheme}://{escape_unprintable(rest.rpartition('@')[2])}"
-        remedy = "put them into the environment or a profile"
+        remedy = "put the credentials into environment variables or a profile"
         raise DataError("a path must not contain credentials", file=shown, remedy=remedy)
     if scheme not in SCHEMES:
         remedy = f"copy the file to a disk, or to {', '.join(f'{name}://' for name in SCHEMES)}"

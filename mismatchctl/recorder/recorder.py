@@ -93,8 +93,8 @@ def _trim(index: int, reference: str, row: Array, other: Array, part: slice) -> 
     width, stored = len(other), part.stop - part.start
     if len(row) in (width, stored):
         return row[part] if len(row) == width else row
-    alone = "" if stored == width else f", of which {stored} from the first to the last valid one"
-    raise ValueError(f"row {index} has {len(row)} values, {reference} has {width}{alone}")
+    alone = "" if stored == width else f" ({stored} of them from the first to the last valid token)"
+    raise ValueError(f"row {index} has {len(row)} values, but {reference} has {width}{alone}")
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def _nested_values(name: str, rows: list[Array]) -> Array:
     if name in TOP_COLUMNS:
         return _to_storage(name, values)
     if values.size and not -(2**15) <= values.min() <= values.max() < 2**15:
-        raise ValueError(f"needs ids of experts, got {values.max()}")
+        raise ValueError(f"needs expert ids below {2**15:,}, got {values.max()}")
     return values.astype(np.int16)
 
 

@@ -248,7 +248,7 @@ def read_json(path: str | Path, remedy: str) -> Any:
 def parse_result(data: Any, name: str) -> Result:
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
         other = isinstance(data, dict) and data.get("tool") == "mismatchctl"
-        problem = "this is the output of another command, not a Result" if other else "not a mismatchctl result"
+        problem = "this is the output of another command, not a Result" if other else "this is not a mismatchctl result"
         raise DataError(problem, file=name, remedy=_REMEDY)
     if data["format"] != FORMAT:
         newer = type(data["format"]) is int and data["format"] > FORMAT

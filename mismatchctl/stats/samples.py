@@ -124,7 +124,7 @@ class TableMetric:
     def columns(self, sample: ClusterSample) -> list[int]:
         assert self.metric.formula is not None
         if self.needs and self.needs not in sample.columns:
-            problem = f"no {self.metric.key}: the dump lacks log-probs, or its Result lacks clusters"
+            problem = f"{self.metric.key} is missing: the dump lacks log-probs, or its Result lacks clusters"
             raise DataError(problem, remedy=RECORD_REMEDY)
         asked = RecordingTotals(dict.fromkeys(sample.names, np.float64(1.0)), self.prefix)
         try:

@@ -593,7 +593,7 @@ class TestReference:
         applied = apply_to_sample(
             parse_correction({"name": "w", "weight": {"level": "sequence", "truncate": 10.0}}), doubled
         )
-        (reported,) = (note for note in found.notes if note.startswith("the biases are lower bounds, because "))
+        (reported,) = (note for note in found.notes if note.startswith("the true biases may be larger, because "))
         assert found.reference == name and found.sequence_mean == pytest.approx(applied.weights.mean())
         assert words.format(f"{found.sequence_mean:.2f}") in reported
 

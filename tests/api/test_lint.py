@@ -54,7 +54,7 @@ VERL = [
     ("d", "algorithm: {rollout_correction: {bypass_mode: true, rollout_rs: token_k3, rollout_rs_threshold: 1}}\n"
      "trainer: {}", "error", "algorithm.rollout_correction.bypass_mode", ["ignores rollout_rs"]),
     ("d", "defaults: [{algorithm@algorithm.rollout_correction: mine}, _self_]\nalgorithm: {rollout_correction: {}}",
-     "unknown", "defaults", ["algorithm/mine, which was not found"]),
+     "unknown", "defaults", ["algorithm/mine, but this file was not found"]),
     ("d", "rollout_is: sequence\nrollout_is_threshold: '0.5_2.0'", "warning", "rollout_is_threshold",
      ["ZeroDivisionError"]),
     ("d", "bypass_mode: true\nloss_type: reinforce", "warning", "bypass_mode", ["V1 trainer"]),
@@ -331,7 +331,7 @@ def test_gates_that_together_reject_everything_are_reported(tmp_path: Path) -> N
     text = "rollout_is: null\nrollout_rs: token_k1,seq_mean_k1\nrollout_rs_threshold: '0.5_1.1,0.9_2.0'"
     _, findings = lint(tmp_path, text, tmp_path / "halves")
     assert findings[0]["level"] == "error"
-    assert "all gates together rejects everything" in findings[0]["consequence"]
+    assert "the combination of all gates rejects everything" in findings[0]["consequence"]
 
 
 def test_gates_that_fit_the_dump_pass(tmp_path: Path, dump: Path) -> None:

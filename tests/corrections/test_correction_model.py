@@ -349,7 +349,7 @@ def test_contradictory_gates_are_refused(gate: dict[str, Any]) -> None:
         ({"weight": {"truncate": "abc"}}, "weight.truncate takes a number, found 'abc'"),
         ({"weight": {"level": "tokn"}}, "weight.level must be 'token', 'sequence' or 'geometric', found 'tokn'"),
         ({"weight": {"clip": [1]}}, "weight.clip.1 is missing"),
-        ({"weight": {"clip": [1, 2, 3]}}, "weight.clip takes a list of 2, found a list of 3"),
+        ({"weight": {"clip": [1, 2, 3]}}, "weight.clip takes a list of 2 values, found a list of 3 values"),
         ({"weight": {"limit": -1}}, "weight.limit must be greater than 0, found -1"),
         ({"weight": {"bound_where": {"lvel": 1}}}, "unknown key 'weight.bound_where.lvel' (did you mean 'level'?)"),
         ({"weight": 5}, "weight takes keys and values, found 5"),

@@ -337,7 +337,7 @@ def test_files_of_two_frameworks_are_not_mixed(logs: Path) -> None:
         (
             ["convert", "{logs}", "{out}", "--join", "{empty}"],
             4,
-            "--join needs a Parquet file or a file of a framework",
+            "--join needs a Parquet file or a framework's file",
         ),
     ],
 )

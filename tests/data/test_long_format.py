@@ -98,7 +98,7 @@ def test_scattered_sequences_are_refused(tmp_path):
     assert (error.file, error.row, error.column) == (path, 2, "sequence_id")
     joined, problems = skip(path)
     assert joined["sequence_id"] == [2, 3]
-    assert problems.counts == {(path, "sequence_id: in several pieces"): 2}
+    assert problems.counts == {(path, "sequence_id: rows not adjacent"): 2}
 
 
 def test_sequences_in_two_files_are_refused(tmp_path):

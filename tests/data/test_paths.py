@@ -259,7 +259,7 @@ def test_broken_symlinks_are_reported(tmp_path, path):
     write(tmp_path / "a/s.parquet", wide())
     os.symlink(tmp_path / "missing", tmp_path / "a/gone.parquet")
     reported = sentence(path)
-    assert reported.startswith(f"a/gone.parquet: broken link to {tmp_path}/missing; repair or remove it")
+    assert reported.startswith(f"a/gone.parquet: broken link to {tmp_path}/missing; repair or remove the link")
     assert ("on_bad='skip'" in reported) == (path != "a/gone.parquet")
 
 
@@ -294,7 +294,7 @@ def test_unreadable_files_are_reported(tmp_path, monkeypatch, path):
     monkeypatch.setattr("pyarrow.OSFile", refuse)  # a superuser may read anything
     reported = sentence(path)
     assert reported.startswith(f"a/{'bare' if path == 'a/bare' else 's.parquet'}: cannot be opened (Permission denied)")
-    assert "let this user read it" in reported and "Parquet" not in reported
+    assert "give yourself permission to read it" in reported and "Parquet" not in reported
 
 
 def test_unreadable_folders_are_reported(tmp_path, monkeypatch):

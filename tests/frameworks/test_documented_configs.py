@@ -124,7 +124,7 @@ def test_written_presets_are_read_back(dump: Path) -> None:
         assert analyzed(dump / "d", "--config", path)
     done = run("presets", "show", "slime-mis", "--as", "slime")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "denominators; slime@2026-01 can" in done.stderr
+    assert "denominators; slime@2026-01 can express it" in done.stderr
 
 
 def test_bypass_mode_never_weights(dump: Path) -> None:

@@ -257,10 +257,10 @@ TWO = np.zeros((2, 3), np.float32)
         ({"response_mask": [1, 1, 1]}, "response_mask: needs one list of values per sequence"),
         ({"rollout_log_probs": -0.5}, "rollout_log_probs: needs one list"),
         ({"rollout_log_probs": []}, "train_log_probs: 3 rows, but there are 0 sequences"),
-        ({"rollout_log_probs": TWO, "response_mask": np.ones((2, 4))}, "row 0 has 3 values, response_mask has 4"),
+        ({"rollout_log_probs": TWO, "response_mask": np.ones((2, 4))}, "row 0 has 3 values, but response_mask has 4"),
         (
             {"rollout_log_probs": TWO, "train_log_probs": [[0.0], [0.0]], "response_mask": [[1, 0, 0], [1, 1, 0]]},
-            "train_log_probs: row 0 has 1 values, response_mask has 3",
+            "train_log_probs: row 0 has 1 values, but response_mask has 3",
         ),
         (
             {
@@ -268,10 +268,10 @@ TWO = np.zeros((2, 3), np.float32)
                 "train_log_probs": [[0.0], [0.0]],
                 "response_mask": np.array([[1, 0, 0], [1, 1, 0]]),
             },
-            "train_log_probs: row 1 has 1 values, response_mask has 3, of which 2 from the first to the last valid",
+            r"row 1 has 1 values, but response_mask has 3 \(2 of them from the first to the last valid token\)",
         ),
         ({"rollout_experts": [[[1, 2], [1, 2], [1, 2]], [], [[1]]]}, "rollout_experts: needs the same number"),
-        ({"rollout_experts": [[[70_000]] * 3, [], [[1]]]}, "rollout_experts: needs ids of experts, got 70000"),
+        ({"rollout_experts": [[[70_000]] * 3, [], [[1]]]}, "rollout_experts: needs expert ids below 32,768, got 70000"),
         ({"prompt_id": ["a", 1, "b"]}, "prompt_id: "),
         ({"prompt_id": 2**70}, "prompt_id: "),
         ({"rollout_log_probs": TWO, "train_log_probs": TWO}, "response_mask: missing"),

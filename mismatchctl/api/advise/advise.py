@@ -103,11 +103,9 @@ def advice_notes(
             f"{VALIDATED_RESPONSE_TOKENS} tokens"
         )
     if reference.is_heavy:
-        notes.append(
-            f"the sequence weights have a Pareto k-hat of {reference.k_hat:.2f}, so their mean does not converge"
-        )
+        notes.append(f"a few sequences dominate the mean of the sequence weights (Pareto k-hat {reference.k_hat:.2f})")
     if reference.lower_bound:
-        notes.append(f"the biases are lower bounds, because {_explain_reference(reference)}")
+        notes.append(f"the true biases may be larger, because {_explain_reference(reference)}")
     surest = next((name for name in choice.order if name in choice.better), None)
     if surest is not None and choice.first not in (surest, "none"):
         (gain, error), (less, _) = (choice.gain(name) for name in (choice.first, surest))

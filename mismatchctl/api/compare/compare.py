@@ -106,7 +106,7 @@ def _read_sources(
     first, *others = _assign_names(sources)
     warnings += prompt_notes(source.run for source in (first, *others))
     warnings += [
-        f"{column} is stored as {here} in {other.name}, as {there} in {first.name}: rounding differs"
+        f"{column} is stored as {here} in {other.name} and as {there} in {first.name}, so rounding differs"
         for other in others
         for column, there in first.storage.items()
         if (here := other.storage[column]) != there

@@ -99,7 +99,7 @@ def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Chec
     for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
-            reason = "no baseline contains the dump's tokens"
+            reason = "there is no baseline with whose tokens the dump can be compared"
         elif here is not None and there is not None and here.responses and there.responses:
             reason = (
                 "" if here.responses == there.responses else "the token ids differ from the token ids of the baseline"
@@ -323,7 +323,7 @@ def _check_plausible(
     new, old = run.content, None if accepted is None else accepted.content
     if old is not None and new is None:
         remedy = "Analyze the dump again, or pass the dump itself"
-        yield undecided_check(name, "content", f"the Result lacks the description of its rows. {remedy}")
+        yield undecided_check(name, "content", f"the Result does not describe its masks and token ids. {remedy}")
     if new is not None:
         yield from _check_repeated(name, new, old, limits.max_skipped)
         yield from _check_masks(name, new, old)
@@ -367,7 +367,7 @@ def _check_masks(name: str, new: RunContent, old: RunContent | None) -> Iterator
                 return
     seen = old is not None and old.loud > _LOUD_SHARE / 2 and old.hidden > 0.5 * new.hidden
     if new.loud >= _LOUD_SHARE and new.hidden >= _LOUD_HIDDEN and not seen:
-        reason = f"{_percent(new.loud)} of the masked tokens have a larger difference than 99.9% of the valid tokens"
+        reason = f"{_percent(new.loud)} of the masked tokens have a larger |log ratio| than 99.9% of the valid tokens"
         yield undecided_check(name, "masked tokens", f"{reason}, so the mask may hide the mismatch. {remedy}")
 
 
@@ -375,8 +375,8 @@ def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iter
     """Check for clipped log-probs, and for columns with the wrong contents, such as probabilities."""
     if new.clipped > (0.0 if old is None else old.clipped) + _CLIPPED_RISE:
         reason = (
-            f"{_percent(new.clipped)} of the tokens have exactly the same extreme value, so the values "
-            "were probably clipped"
+            f"{_percent(new.clipped)} of the tokens have exactly the lowest log-prob or the largest |log ratio|, so "
+            "the log-probs were probably clipped"
         )
         yield undecided_check(
             name, "clipped values", f"{reason}. Record the log-probs without a limit. {accept_remedy()}"
@@ -442,7 +442,7 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
         distance = _shares_distance(*(np.array([each.column(name).sum() for name in LAYER_TOKENS]) for each in samples))
         if distance > _PROBABILITY_DISTANCE:
             found.append(
-                f"{_percent(distance)} of the tokens have a different range of probability than in the baseline"
+                f"compared with the baseline, {_percent(distance)} of the tokens are in another range of probability"
             )
     if found:
         doubt = "Check whether the log-probs have other units, or come from another model or other data."
@@ -502,7 +502,7 @@ def _compare_vocabularies(new: RunContent, old: RunContent) -> str:
     distance = _shares_distance(*counts)
     low, high = sorted((new.id_p95 + 1, old.id_p95 + 1))
     if distance > _VOCABULARY_DISTANCE:
-        return f"{_percent(distance)} of the token ids are distributed differently from the baseline"
+        return f"the frequencies of the token ids differ by {_percent(distance)} from the baseline"
     if high > _VOCABULARY_FACTOR * low:
         return f"5% of the token ids are above {new.id_p95:,}, compared with {old.id_p95:,} in the baseline"
     return ""

@@ -289,7 +289,7 @@ def _comparable_run(target: RuleTarget, name: str, result: Result, against: Base
         return None, FIRST_BASELINE_REASON if against.accept else no_baseline()
     matching = find_run(baseline, name)
     if matching is None:
-        difference: str | None = f"run {name} is missing (it has: {', '.join(baseline.runs)})"
+        difference: str | None = f"it lacks run {name}. Its runs: {', '.join(baseline.runs)}"
     else:
         difference = find_incompatibility(target, name, result, matching, baseline)
     if difference is not None or matching is None:
@@ -436,7 +436,7 @@ def _find_limits(case: _Case) -> tuple[float, float, float] | None:
         check.reason = f"the baseline lacks {check.metric}: {baseline.status}"
         return None
     if baseline.interval is None:
-        check.reason = "the baseline lacks a 95% interval of this percentile. Save a new baseline"
+        check.reason = f"the baseline lacks a 95% interval of {check.metric}. Save a new baseline"
         return None
     sign = -1 if case.lower else 1
     ends = (baseline.value, *baseline.interval)
@@ -652,7 +652,7 @@ def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float)
     checks = [_judge_log(rule, run, kind) for run in logs for rule in rules for kind in rule.bounds]
     verdict = Verdict(
         version=__version__, outcome=worst_outcome([check.outcome for check in checks]), level=level, baseline=None,
-        checks=checks, notes=["judged on logged values alone, without intervals: the worst step decides"],
+        checks=checks, notes=["a metrics log has no intervals, so each rule only checks the step with the worst value"],
     )  # fmt: skip
     return add_sentences(verdict)
 

@@ -274,7 +274,7 @@ def _parse_value(text: str, where: str) -> AxisValue:
     except ValueError:
         return text
     if not math.isfinite(value):
-        raise ConfigError(f"{where}: {text} is not a finite number; write none if the interval has no such bound")
+        raise ConfigError(f"{where}: {text} is not a finite number; to set no bound, write none")
     return value
 
 

@@ -508,7 +508,7 @@ def sweep(
     if notice is not None and needed > MEMORY_WARNING_BYTES:
         notice(
             f"{sum(math.prod(study.shape) for study in chosen):,} points may take {needed / 1e9:.1f} GB of memory "
-            "in addition to reading, for the sums of each point by cluster. Fewer values per axis need less"
+            "in addition to reading, for the sums of each point by cluster. Sweep fewer thresholds to use less"
         )
     accumulator = SweepAccumulator(plan, families, chosen, [number for number, _ in parts])
 

@@ -74,13 +74,13 @@ def read_table(path: Path) -> pa.Table:
                 remedy="split the file, or write Parquet",
             )
         if path.stat().st_size == 0:
-            raise DataError("this file is empty (0 bytes)", file=str(path), remedy="write it again")
+            raise DataError("this file is empty (0 bytes)", file=str(path), remedy="write the file again")
         return with_prompt_ids(_with_token_ids(with_names_in_file(READERS[path.suffix.lower()](path))))
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror or error})", file=str(path)) from error
     except pl.exceptions.PanicException as error:  # a BaseException that damaged files can cause
         raise DataError(
-            f"cannot be read ({first_error_line(error)})", file=str(path), remedy="write it again"
+            f"cannot be read ({first_error_line(error)})", file=str(path), remedy="write the file again"
         ) from None
 
 
@@ -159,7 +159,7 @@ def _parse(path: Path) -> Any:
     try:
         return parse_json(decode_utf8(read_regular_file(path, MOST_BYTES)), as_python_writes=True)
     except TextError as error:
-        raise DataError(f"not valid JSON: {error}", file=str(path), remedy="write it again") from None
+        raise DataError(f"not valid JSON: {error}", file=str(path), remedy="write the file again") from None
 
 
 def _read_csv(path: Path) -> pa.Table:
@@ -215,7 +215,7 @@ def _read_npz(path: Path) -> pa.Table:
             entries = archive.infolist()
             total = sum(entry.file_size for entry in entries)
             if total > _EXPANSION * size + _SMALL:
-                problem = f"declares {total:,} bytes in {size:,}, which is more than a dump needs"
+                problem = f"would unpack to {total:,} bytes from {size:,}, which is more than a dump needs"
                 raise DataError(problem, file=str(path), remedy="save it with numpy.savez")
             for entry in entries:
                 with archive.open(entry) as stream:
@@ -266,7 +266,7 @@ _SAFETENSOR_TYPES = {
 
 def _from_safetensor(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
     if dtype not in _SAFETENSOR_TYPES:
-        raise ValueError(f"a tensor of type {dtype}, expected float32 or another of {', '.join(_SAFETENSOR_TYPES)}")
+        raise ValueError(f"a tensor has the type {dtype}, expected one of {', '.join(_SAFETENSOR_TYPES)}")
     values = np.frombuffer(data, _SAFETENSOR_TYPES[dtype]).reshape(shape)
     if dtype == "BF16":
         return (values.astype(np.uint32) << 16).view(np.float32)
@@ -531,7 +531,7 @@ def _vllm(body: Record) -> Iterator[dict[str, Any]]:
         row["token_ids"] = ids
         if isinstance(found, list) and isinstance(ids, list):
             if len(found) != len(ids):
-                raise ValueError(f"{len(found)} log-probs for {len(ids)} tokens")
+                raise ValueError(f"the response has {len(found)} log-probs for {len(ids)} tokens")
             row["rollout_log_probs"] = [_pick_log_prob(entry, token) for entry, token in zip(found, ids, strict=True)]
         yield row | prompt | _kept_tokens(output.get("sampling_mask"))
 

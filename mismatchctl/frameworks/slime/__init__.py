@@ -409,7 +409,7 @@ def _join_slices(
 ) -> NDArray[Any]:
     for rank, (part, place) in enumerate(zip(slices, places, strict=True)):
         if len(part) != len(place):
-            problem = f"has {len(part)} values where zigzag rank {rank} of {len(places)} has {len(place)}"
+            problem = f"has {len(part)} values, but rank {rank} of {len(places)} has {len(place)} in the zigzag layout"
             remedy = "only the zigzag layout is supported, so save with one context-parallel rank"
             raise DataError(problem, file=str(paths[rank]), row=row, column=name, remedy=remedy)
     if sum(map(len, places)) != length:
