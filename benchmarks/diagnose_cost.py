@@ -45,7 +45,7 @@ def _list_dumps(folder: Path) -> Iterator[tuple[str, Path]]:
         yield name, folder / f"{name}.parquet"
     with tempfile.TemporaryDirectory() as made:
         make_dump(Path(made), SYNTHETIC_TOKENS, 800)
-        yield "synthetic, healthy", Path(made)
+        yield "synthetic, clean", Path(made)
 
 
 def _count(path: Path) -> tuple[int, int]:
