@@ -113,7 +113,8 @@ def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
     """Return `tokens` without the last `width` and without padding, or None if `attention` has another length."""
     if attention is None or len(attention) != len(tokens):
         return None
-    return tokens[:-width][attention[:-width] != 0]
+    prompt = slice(len(tokens) - width)
+    return tokens[prompt][attention[prompt] != 0]
 
 
 UnreadKey = tuple[tuple[str, ...], str]

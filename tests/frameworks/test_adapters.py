@@ -8,6 +8,7 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,7 @@ import yaml
 import mismatchctl as mm
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.adapter import take_prompt
 from mismatchctl.frameworks.config_files import is_same, write_keys
 from mismatchctl.frameworks.glossary import find_meanings
 from mismatchctl.frameworks.registry import (
@@ -248,6 +250,7 @@ import mismatchctl.frameworks.registry as f
 from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.frameworks.glossary import find_meanings
 from mismatchctl.frameworks.config_files import write_keys
+import numpy as np
 import pyarrow as pa
 rows = pa.table({"rollout_log_probs": [[-1.0, -1.0]], "train_log_probs": [[-1.0, 4.0]]})
 own = f.load_framework("stub-rl")
@@ -283,3 +286,9 @@ def test_the_recipe_for_a_framework_works(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [
         "stub-rl@2030-01", "stub-rl", {"stub_cap": 3.0}, {"stub/ratio": 1.5}, "rollout_log_probs", ["tokens"],
     ]  # fmt: skip
+
+
+def test_a_prompt_without_response_is_kept_whole() -> None:
+    tokens, attention = np.arange(6), np.array([0, 1, 1, 1, 1, 1])
+    assert take_prompt(tokens, 2, attention).tolist() == [1, 2, 3]
+    assert take_prompt(tokens, 0, attention).tolist() == [1, 2, 3, 4, 5]
