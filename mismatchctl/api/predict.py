@@ -245,9 +245,9 @@ def predict_fresh_batch(
 ) -> FreshBatch:
     """Predict which share of tokens a correction will reject in a new batch. The batch is as large as an average step.
 
-    `shares` is the rejected share of each step. The prediction continues their trend. With fewer than MIN_TREND_STEPS
-    steps, or if all shares are 0 or all are 1, it simulates batches of prompts, unless `is_folded` (merged clusters).
-    `table` has a row per cluster: rejected and valid tokens [clusters, 2]. The run contains `sequences` sequences.
+    `shares` contains the rejected share of each step, and the prediction continues its trend. Batches of prompts are
+    simulated instead with fewer than MIN_TREND_STEPS steps, or if all shares are 0 or all are 1, unless `is_folded`.
+    `table`: rejected and valid tokens of each cluster [clusters, 2]. If `is_folded`, some clusters are merged.
     """
     size = max(round(sequences / max(len(labels), 1)), 1)
     known = [share for share in shares if share is not None]
@@ -297,7 +297,7 @@ def _draw_batches(
 
 
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
-    """Draw clusters [prompts, batches] from Polya's urn, which is equivalent to random Dirichlet weights."""
+    """Draw a cluster for each prompt of each batch [prompts, batches] (Polya's urn, like random Dirichlet weights)."""
     start = clusters + 2 * prior
     picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
     for pick in picks:
@@ -307,7 +307,7 @@ def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: 
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
-    """Append a rejected and a kept cluster to `table`. Return its columns, and the weight of each: half a sequence."""
+    """Append two clusters to `table`: rejected and kept. Return the two columns, and the weight of a new cluster."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -403,7 +403,7 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
 
 
 def effective_residuals(residual: Float64s, n: int) -> float:
-    """Return the effective number of residuals (4 or more). It is smaller than `n` if neighbors are correlated."""
+    """Return how many independent values `n` residuals are worth (at least 4), if neighbors are correlated."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the bias of `rho` in small samples
@@ -534,9 +534,9 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Return the change of the predicted sum of log ratios if the mean log ratio depends on the position [R, S].
+    """Return the change [R, S] of the predicted sum of log ratios if the mean log ratio depends on the position.
 
-    `column`: 0 for log ratio, 1 for K3. A K3 that rises is assumed to rise further. Otherwise, the last value is kept.
+    `column`: 0 for log ratio, 1 for K3. Beyond the observed positions, a rising K3 rises further. Other means stay.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -582,14 +582,14 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""A prediction needs at least this number of sequences. A check at N tokens needs this number with N tokens."""
+"""A prediction needs this number of sequences. A check at N tokens needs this number with at least N tokens."""
 _LENGTH_MODEL = (
     "the log ratio of a sequence has three parts: a drift that all sequences share (about minus K3 per token), a bias "
     "of the sequence that grows with the length, and noise that grows with the square root of the length. For a veto, "
     "each sequence has its own rate of tokens outside the bound. The interval is for the dump's number of responses"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
-"""Smallest assumed prediction error per doubling of the length, in probits. The second is for gates on min or max."""
+"""Minimum error of a prediction in probits per doubling of the length: for most gates, and for gates on min or max."""
 MAX_INTERVAL_WIDTH = 0.9
 """Maximum width of a prediction's 90% interval. A prediction with a wider interval is not shown."""
 _LARGE_MISS = 0.10

@@ -22,7 +22,7 @@ from mismatchctl.results.summary import get_summary, skipped_data_notes
 DEFAULT_INTERVAL = 10.0
 """Seconds between two checks for new data."""
 _MAX_FAILED_LOOKS = 2
-"""`watch` ends after more failed checks in a row. One check can fail because a file is replaced while it is read."""
+"""`watch` ends if more checks in a row fail than this. One can fail because a file is replaced while it is read."""
 _MAGIC_BYTES = {b"PAR1": b"PAR1", b"ARRO": b"ROW1"}
 """First and last four bytes of a complete Parquet file and of a complete Arrow file."""
 

@@ -90,7 +90,7 @@ LENGTH_BINS = OctaveBins(0, 20)
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
 """Approximate bin edges of the rollout probability. Each is moved to the nearest edge of SURPRISAL_BINS."""
 CAP_EXPONENTS = tuple(range(-18, 2))
-"""Exponents e of the caps on K3. Cap (2^e)^2 / 2 is about the K3 of a log ratio of 2^e. Larger K3 count as the cap."""
+"""Exponents e of the caps on a token's K3. A cap is (2^e)^2 / 2, about the K3 of a token with a log ratio of 2^e."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1

@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """Values of a step. A gate with `over: batch` drops the largest until the mean of the rest is within its bound."""
+    """The values of a step. A gate with `over: batch` drops the largest until the mean of the rest is allowed."""
 
     gate: Gate
     count: int = 0  # number of values within the upper bound
@@ -66,7 +66,7 @@ class Trim:
     outside_values: tuple[Float64s, ...] = ()  # the values above the upper bound
 
     def add_values(self, values: NDArray[Any]) -> Trim:
-        """Return a copy with more values of the step. A NaN counts as infinity, so it is dropped first."""
+        """Return a copy that also contains `values`. A NaN counts as infinity, so it is dropped first."""
         known = np.where(np.isnan(values), np.inf, values.astype(np.float64))
         inside = self._inside(known)
         count, total = self.count + int(inside.sum()), self.total + float(known[inside].sum())
@@ -77,7 +77,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value or inf, how many equal values to drop, and True if a smaller one stays."""
+        """Return the smallest dropped value (or inf), how often it is dropped, and True if a smaller value stays."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
@@ -176,7 +176,7 @@ def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batc
 
 
 def _count_impossible_tokens(over: str, segments: Segments, batch: TokenBatch) -> Ints | None:
-    """Count the tokens with train probability 0 in each segment. With `over: prefix`, count those before each token."""
+    """Count the tokens with train probability 0 in each segment, or before each token if `over` is `prefix`."""
     near = batch.impossible_near
     if over == "sequence":
         return batch.impossible
@@ -212,7 +212,7 @@ def replace_nonfinite_ratios(ratios: Ratios) -> Ratios:
 
 
 def adjacent_segments(batch: TokenBatch) -> Segments:
-    """Split sequences at masked tokens, but not at tokens with train probability 0, which `batch` omits as well."""
+    """Split sequences at masked tokens. `batch` also lacks tokens with train probability 0, but do not split there."""
     near = batch.impossible_near
     gaps = np.flatnonzero(np.diff(batch.positions) != 1 if near is None else near[1:, 0]) + 1
     return replace(batch.segments, offsets=np.union1d(gaps, batch.segments.offsets))
@@ -264,7 +264,7 @@ def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Float64s:
-    """For each token [T], aggregate the values in `view` from the start of its sequence to this token."""
+    """For each token [T], return the sum, mean, min or max (`level`) of the values in `view` up to this token."""
     running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
     seen = np.asarray(view.expand())
     shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
@@ -304,7 +304,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return logs of random factors >= 1 for upper bounds, per token or sequence, from seed, file, row and place."""
+    """Return log(random factor) >= 0 for each upper bound. The same seed, file, row and place give the same factor."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -440,7 +440,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Clip weights to the bounds, or set weights outside of them to 0. `values` are weights minus `origin`."""
+        """Clip weights to the bounds, or set weights outside of them to 0. `values` and the result are w - `origin`."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:

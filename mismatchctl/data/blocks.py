@@ -196,7 +196,7 @@ _IMPOSSIBLE_NEAR = "\0impossible"
 
 
 def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: Bools) -> Ints:
-    """Compute `TokenBatch.impossible_near`. The mask `before` includes impossible tokens, but `left` does not."""
+    """Compute `TokenBatch.impossible_near`. Tokens with train probability 0 are in the mask `before`, not in `left`."""
     index = np.arange(len(left)) if before is None else np.flatnonzero(before)
     place = to_numpy(block.tokens[POSITION_COLUMN])[index] if POSITION_COLUMN in block.tokens else index
     sequence = np.searchsorted(block.offsets, index, side="right") - 1
@@ -520,7 +520,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return a `watched` column, or `None` if lengths differ. Partial columns and token ids get nulls there."""
+    """Return a `watched` column. If lengths differ, use nulls in partial columns and token ids, else return `None`."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)

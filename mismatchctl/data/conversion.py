@@ -418,7 +418,7 @@ class _Row:
         return DataError(problem, file=str(self.side.path), row=self.number, column=column, remedy=remedy)
 
     def windows(self) -> list[_Window]:
-        """Return parts of the lists that may be the response: inside the mask, everything, or before the padding."""
+        """Return the parts of the row that may be the response: tokens in the mask, all tokens, or all but padding."""
         found: list[_Window] = []
         for name in self.side.sources:
             values = self.get(name)

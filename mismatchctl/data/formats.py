@@ -49,7 +49,7 @@ _NUMBERS = ("float", "integer", "decimal")
 
 
 def make_array(cells: Sequence[Any]) -> pa.Array:
-    """Convert cells to Arrow. Integers become text if other cells are text, or if an integer exceeds 64 bits."""
+    """Convert Python values to Arrow. Integers become text if another value is text, or if one exceeds 64 bits."""
     try:
         return pa.array(cells)
     except OverflowError:
@@ -68,7 +68,7 @@ def _integers_to_text(cell: Any) -> Any:
 
 
 def classify(kind: pa.DataType) -> tuple[int, str]:
-    """Return the number of list levels (0: no list), and the type of values, as a key of `VALUE_KINDS` if possible."""
+    """Return the number of list levels (0: no list) and the kind of values (key of `VALUE_KINDS`, or Arrow's name)."""
     depth, kind = 0, plain_type(kind)
     while is_list(kind):
         depth, kind = depth + 1, plain_type(kind.value_type)
@@ -315,7 +315,7 @@ _SAMPLE_ROWS = 256
 
 @dataclass(frozen=True)
 class FileContents(ABC):
-    """Metadata of a file. It is read before the columns, and can be sent to other processes."""
+    """Column types and row counts of a file. They are read before the columns, and can be sent to other processes."""
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]

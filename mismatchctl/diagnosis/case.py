@@ -105,7 +105,7 @@ class Case:
 
     @property
     def sides(self) -> tuple[tuple[str, Float64s, Float64s], ...]:
-        """Return ("rollout", rollout log-probs [N], train log-probs [N]), and ("train", train, rollout)."""
+        """Return each side's name, its log-probs [N] and the other side's: ("rollout", r, t) and ("train", t, r)."""
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def with_reading(self, side: str, values: Float64s, sequences: Bools) -> Case:
@@ -152,7 +152,7 @@ class Case:
 
     @cached_property
     def spread(self) -> float:
-        """Return the logit noise that would cause the measured K3. Outliers increase it, but barely change `noise`."""
+        """Return the logit noise that would cause the measured K3. A few outliers increase it, but not `noise`."""
         doubt = -np.expm1(np.minimum(self.t, 0.0))
         power = float((doubt * doubt).sum())
         return float(np.sqrt(2 * self.k3.sum() / power)) if power > 0 else 0.0
@@ -185,7 +185,7 @@ class Case:
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean of `values` [N] over tokens in `part` [N], per sequence [S] (0 without such tokens)."""
+        """Return the mean of `values` [N] over the tokens flagged in `part` [N], per sequence [S] (0: no tokens)."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -321,7 +321,7 @@ class Case:
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
-        """Return the correlation over token ids of mean log ratio and mean update (current - train), with a z-score."""
+        """Return the correlation of mean log ratio and mean update (current - train) over token ids, with a z-score."""
         ids, current = (self.rows.extra_columns.get(name) for name in ("token_ids", "current_log_probs"))
         if ids is None or current is None or not len(self.x):
             return 0.0, 0.0

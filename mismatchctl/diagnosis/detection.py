@@ -20,7 +20,7 @@ class Detection:
     """The result of a test that has found a cause.
 
     Attributes:
-        share: Share of the total |log ratio| that the cause explains. If `tokens` are set, they determine it.
+        share: Share of the total |log ratio| that the cause explains. It is computed from `tokens` if they are set.
         where: Description of the affected tokens. The default is {"tokens": "all"} if `everywhere` is True.
         examples: Indices of sampled sequences that show the cause.
         positions: A token position in each of the examples.

@@ -15,7 +15,7 @@ from mismatchctl.measure.metrics.registry import OTHER_TOP_COLUMNS, ROLLOUT_TOP_
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
-"""Minimum number of positions with lists of likely tokens. A log-prob up to `_GONE_LOG_PROB` counts as removed."""
+"""Minimum number of positions with lists of likely tokens. A sampler removed the tokens with a log-prob <= -1000."""
 _TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 
 
@@ -42,7 +42,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Estimate the rollout's relative temperature and its 95% interval from top-k log-probs, if one fits."""
+    """Estimate the rollout temperature / train temperature and its 95% interval from top-k log-probs, or `None`."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -91,7 +91,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
 
 
 def _find_top_k(a: Float64s, kept: Bools) -> int | None:
-    """Return k if nearly all lists keep their k most likely tokens and tokens as likely as the k-th."""
+    """Return k if the sampler kept exactly the k most likely tokens (and equally likely ones) of nearly all lists."""
     counts = kept.sum(axis=1)
     k = int(np.quantile(counts, _TRUNCATION_QUANTILE))
     ranked = -np.sort(-a, axis=1)
@@ -122,7 +122,7 @@ _SMALLEST_DOUBT = 1e-3
 
 @dataclass(frozen=True)
 class PowerFit:
-    """A fit q = p^`exponent` / Z (constant Z per context). The side that sampled has probabilities q, the other p."""
+    """A fit q = p^`exponent` / Z (constant Z per context). q: side that sampled the tokens. p: the other side."""
 
     exponent: float
     interval: tuple[float, float] | None
@@ -172,7 +172,7 @@ def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> fl
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
-    """Return the Anderson-Rubin interval of sum(`seen`) / `a`. `a` is sum(`moved`) minus the part due to noise."""
+    """Return the 95% interval (Anderson-Rubin) of sum(`seen`) / `a`. `a` is sum(`moved`) without the noise's part."""
     clusters = np.bincount(case.clusters, weights=case.counts) > 0
     used = int(clusters.sum())
     if used < 2:
@@ -368,7 +368,7 @@ _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
 def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
     """Fit (rollout log-prob) = b * (train log-prob) + c, with a separate c for each context (prompt and prefix).
 
-    Return b, its 95% interval, and the share of variance it explains. `None` if b may be 1. Truncation changes only c.
+    Return b, its 95% interval, and the share of the log ratio's variance that it explains, or `None` if b may be 1.
     """
     ids = case.rows.extra_columns.get("token_ids")
     if ids is None:
@@ -410,7 +410,7 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
 def estimate_kept_mass(case: Case, b: float) -> tuple[Float64s, Float64s]:
     """Estimate the probability mass that a truncation such as top-p keeps, after a temperature of 1 / `b`.
 
-    Return the kept mass per token [N], and several estimates of top-p.
+    Return the kept mass per token [N], and estimates of top-p from several groups of tokens.
 
     In a context, p^b / q is the same for all kept tokens (p: trainer, q: rollout). Tokens with a similar p^b / q form a
     group. The mean of p / q in a group estimates the trainer's mass of its kept tokens. If the entropy was recorded, it

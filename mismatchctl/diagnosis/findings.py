@@ -84,7 +84,7 @@ def _run_tests(case: Case) -> list[_CauseResult]:
 
 
 def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Merge each symptom into the finding of its cause, unless this finding is missing or has low confidence."""
+    """Merge each symptom into the finding of its cause, unless the cause was not found or has low confidence."""
     causes = {row.cause.id: row for row in found if not row.detection.symptom_of and row.detection.confidence != "low"}
     alone = []
     for row in found:
@@ -106,7 +106,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """If the unexplained rollout and train log-probs are unrelated, limit small causes to medium confidence."""
+    """If rollout and train log-probs without a cause are uncorrelated, limit small causes to medium confidence."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found

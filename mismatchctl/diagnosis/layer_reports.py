@@ -355,7 +355,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
-    """Read the JSON that `msprobe -da` writes per rank. A call fails if `is_same` is false. `Result` is empty there."""
+    """Read the JSON file that `msprobe -da` writes for one rank. A call with `is_same` false differs between sides."""
     calls = [*document.values()] if isinstance(document, Mapping) else []
     if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
         return None

@@ -124,7 +124,7 @@ UnreadKey = tuple[tuple[str, ...], str]
 def split_unknown(
     keys: Mapping[str, Any], *, interpolations: bool
 ) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], str]]]:
-    """Return known values, and (path, text) of unknown ones. With `interpolations`, `${name}` and ??? are unknown."""
+    """Return known values, and (path, text) of unknown values. `interpolations`: `${name}` and `???` are unknown."""
     unknown: list[tuple[tuple[str, ...], str]] = []
 
     def keep(value: Any, place: tuple[str, ...]) -> Any:
@@ -211,7 +211,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Return the Correction without rules that `write` and then `read` change, and the reason for each such rule."""
+    """Drop each rule that changes if it is written and read again. Return the Correction, and a reason per rule."""
 
     def refusal(tried: Correction) -> str:
         try:
@@ -296,7 +296,7 @@ class LoggedMetric:
     quantity: str  # description of the quantity
     over: str  # the tokens or sequences over which the quantity is reduced
     reduction: str  # the reduction, such as mean or maximum
-    like: Quantity | None = None  # the same quantity among mismatchctl's own metrics, or None
+    like: Quantity | None = None  # the same quantity among mismatchctl's own metrics, or `None`
     basis: str = "train/rollout"  # two policies, or a stage of the weights, such as "final weights"
     logged_as: str = ""  # what this version logs instead, if `name` is from documents or an earlier version
     until: str = ""  # the last version that logged `name`. Empty if this version logs it, or if no version did

@@ -63,7 +63,7 @@ def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: lis
 
 
 def _iterate_default_files(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each file in an entry of `defaults:`, and the block that gets its content, such as ("actor", "optim")."""
+    """Yield each file that an entry of `defaults:` names, and the block for its content, such as ("actor", "optim")."""
     places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
@@ -188,7 +188,7 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Nat
 
 
 def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[NativeConfig]:
-    """Read the configurations in a file. Detect an empty `framework`. `of_any`: allow files without correction keys."""
+    """Read the configurations in a file. Default: detect `framework`. `of_any`: allow files without correction keys."""
     path = Path(path)
     text = read_text(path)
     everything = [_with_files(said, path.parent) for said in read_raw_configs(path, text)]
@@ -353,7 +353,7 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework. If rules differ, `nearest` adds comments instead of an error."""
+    """Format a Correction as YAML of a framework. `nearest`: describe rules that it lacks, instead of an error."""
     head = [f"{escape_terminal(correction.name)} as {framework.dated} reads it", *framework.warnings]
     head = [f"# {text}" for text in head]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])

@@ -114,7 +114,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return the metric that all `meanings` define, or None. Without normalization, bounded weights are final ones."""
+    """Return the metric that all `meanings` define, or `None`. Bounded weights are final if they are not normalized."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:
@@ -141,7 +141,7 @@ def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
 
 
 def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[LoggedMetric, ...]]]:
-    """Find the newest version that logs this name. Return [(its title, meanings of the name)], or an empty list."""
+    """Return [(title, meanings of `name`)] for the newest version in `titles` that logs it, or an empty list."""
     return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 

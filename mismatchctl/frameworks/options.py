@@ -248,7 +248,7 @@ class PlainFramework(Framework):
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
-        """Rename options to the framework's spelling. Leave out nulls, except for options with another default."""
+        """Rename options to the framework's spelling. Leave out nulls, unless the option's default is not null."""
 
         def drop_nulls(values: Mapping[str, Any], usual: Mapping[str, Any]) -> Options:
             return {key: one for key, one in values.items() if one is not None or usual.get(key) is not None}

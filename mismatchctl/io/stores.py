@@ -61,7 +61,7 @@ _REASONS = {
     r"NETWORK_CONNECTION|curlCode|connect(ion )?(refused|reset|error)|resolve|name or service|timed? ?out"
     r"|UNAVAILABLE": ("the store cannot be reached", "network"),
 }
-"""Pattern of the client's error messages -> (problem, key of the remedy in `store_error`)."""
+"""Pattern in an object store client's error message -> (problem, key of the remedy in `store_error`)."""
 
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, of a user who may list and read the bucket",

@@ -188,7 +188,7 @@ def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> 
 
 
 def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[str], Any] | None = None) -> Any:
-    """Parse JSON. `as_python_writes` allows NaN, overflows and repeated keys. Only then, `number` converts numbers."""
+    """Parse JSON. `as_python_writes`: allow NaN, overflows and repeated keys, and convert numbers by `number`."""
     strict: dict[str, Any] = {"parse_float": parse_float, "parse_int": parse_integer}
     strict |= {"parse_constant": _refuse_constant, "object_pairs_hook": _check_unique_keys}
     try:

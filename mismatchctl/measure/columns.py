@@ -120,7 +120,7 @@ COMPARED_COLUMNS = ("reward", "advantage", "length")
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Compute the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If digits are lost, use `recompute()`."""
+    """Compute the sum of w^2 per sequence from sums of w - 1 and (w - 1)^2. If this is inexact, use `recompute()`."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():

@@ -118,7 +118,7 @@ class TableAxis:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of a column of `of`, or else of the mismatch. Names such as `drift_square` also work."""
+        """Return the position of the column `name` of the owner `of`, or else of the mismatch (or `drift_square`)."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
@@ -160,7 +160,7 @@ class ClusterTable:
     def combine(
         cls, tables: Sequence[ClusterTable], scopes: Hashes | None = None, cap: int = 0, *, by_prompt: bool = False
     ) -> ClusterTable:
-        """Concatenate tables, and add up rows with equal cluster and scope. `scopes` replaces the scopes of rows.
+        """Concatenate tables, and add up rows with equal cluster and scope. `scopes`: new scopes of all rows.
 
         If more than `cap` rows remain (0: no limit), call `fold_across_scopes`.
         """
@@ -198,7 +198,7 @@ class ClusterTable:
         )
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """Merge to at most `cap` rows with scope 0, by a hash of cluster and scope (`by_prompt`: only the cluster)."""
+        """Merge rows whose cluster and scope (`by_prompt`: cluster) have an equal hash, to at most `cap` rows."""
         if not self.has_scopes:
             return self
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
@@ -242,7 +242,7 @@ class BatchTable(BatchRows):
     """The cluster tables of all groups in a batch. Pass the blocks of the batch to `add`, in their order."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """`sums` and `maxima` are numbers of columns. `cells` is the group index of each sequence, ascending."""
+        """`sums`, `maxima`: how many columns contain sums or maxima. `cells`: group index per sequence, ascending."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -275,7 +275,7 @@ class PromptCounter:
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add a step. Return each cluster's change of the number of prompts, and of prompts without kept tokens."""
+        """Add a step. Return by how much each cluster's numbers of prompts and of prompts without kept tokens rise."""
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
         at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))
@@ -307,7 +307,7 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
 
 
 def _is_constant(values: NDArray[Any]) -> bool:
-    """Return True if all values are equal. The check is quick, and returns False for some equal values."""
+    """Return True only if all values are equal. This quick check also returns False for some equal values."""
     if not len(values):
         return True
     if values.dtype == object:
@@ -368,7 +368,7 @@ def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
 
 
 class LargestValues:
-    """Collects the TAIL_VALUES largest values of many blocks. Values below `threshold` are too small for that."""
+    """Collects the TAIL_VALUES largest values of many blocks. Values below `threshold` cannot be among them."""
 
     def __init__(self) -> None:
         self._blocks: list[Float64s] = []
@@ -461,7 +461,7 @@ class Histogram:
         return tokens, k3
 
     def by_bucket(self) -> tuple[Ints, Float64s]:
-        """Return the bins of |log ratio| that contain tokens [M], and the token counts of nonempty buckets [B, M]."""
+        """Return the nonempty bins of |log ratio| [M], and their token counts in each nonempty bucket of clusters."""
         starts = np.arange(BUCKETS + 1) * MAGNITUDE_BINS
         sizes = np.diff(np.searchsorted(self.places, starts))  # a search in sorted places is faster than a division
         buckets, held = np.flatnonzero(sizes), np.zeros(MAGNITUDE_BINS, np.bool_)

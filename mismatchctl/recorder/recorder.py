@@ -319,7 +319,7 @@ class Recorder:
         """Record B sequences. All values are copied before the call returns.
 
         A per-token column is a padded array or tensor [B, T] (numpy, or torch on any device), a nested tensor, or a
-        list of B rows (one-dimensional tensors, arrays or lists). Its float64 arrays stay float64, other floats become
+        list of B rows (one-dimensional tensors, arrays or lists). float64 arrays stay float64, other floats become
         float32. A per-sequence column is a list or array of B numbers, booleans or strings, or one value for all rows.
 
         If `response_mask` is padded, each row is stored from its first to its last valid token, including masked tokens

@@ -21,7 +21,7 @@ SHORT_SERIES = 6
 """Series with fewer steps are too short to estimate the variance between neighboring steps."""
 _MEDIAN_OF_CHI2 = 0.4549
 _INTERVAL_RISE = 7.35
-"""95% interval of a change point: all fits whose scaled squared error is at most 7.35 above the best (Hansen 2000)."""
+"""The onset's 95% interval contains the steps with a scaled squared error up to 7.35 above the best (Hansen 2000)."""
 _POWERS = (0.0, 0.5, 1.0)
 """A slow change is fitted by a straight line to log(metric), to its square root, and to the metric itself."""
 _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
@@ -314,7 +314,7 @@ def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
 
 
 def _is_significant(change: float, error: float, steps: int) -> bool:
-    """Return True if `change` = log(after / before) is at least 4 errors (5 in a short series) and a factor of 1.2."""
+    """Return True if `change` = log(after / before) is at least log 1.2 and 4 standard errors (short series: 5)."""
     # in a short series, the error itself is uncertain
     limit = Z_LIMIT if steps >= SHORT_SERIES else 5.0
     return abs(change) >= limit * error and abs(change) >= math.log(1.2)

@@ -159,7 +159,7 @@ class Value(FiniteModel):
     """A value with standard error `se` and 95% interval. `status` is "ok", or the reason why the value is null.
 
     `tail` is "heavy_tail" if a few clusters or a few large weights dominate the value. Then the interval is too narrow.
-    In tests on other dumps, it contained the true value in the share `covers` of all cases instead of 95%.
+    In tests on other dumps, such an interval contained the true value in the share `covers` of all cases.
     """
 
     value: float | None
@@ -369,7 +369,7 @@ class Sides(FiniteModel):
     Root mean squares in nats: `rollout_rms`, `train_rms` and `gap_rms` (the log ratio: equal errors cancel).
     `correlation` is between the two errors. `rollout_share` and `rollout_share_k3` are the shares of the squared log
     ratio and of K3 that the rollout causes. `reference_over_rollout` is the mean of reference / rollout probability: 1
-    if tokens were sampled with the rollout's log-probs. `groups` are by step, worker, position and probability.
+    if tokens were sampled with the rollout's log-probs. `groups`: by step, worker, position or probability.
     """
 
     side: Side

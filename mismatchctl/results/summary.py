@@ -78,7 +78,7 @@ def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None)
 
 
 def summarize_runs(result: Result, baseline: tuple[str, Result] | None = None) -> None:
-    """Store a summary in each run. Compare each run with the baseline's run of the same name, or with its only run."""
+    """Store a summary in each run. Compare it with the run of the same name, or the only run, in the baseline."""
     for name, run in result.runs.items():
         chosen = None if baseline is None else find_run(baseline[1], name)
         run.story = summarize_run(
@@ -461,7 +461,7 @@ def describe_onset(growth: Growth, last_step: Label = None) -> str:
 
 
 def _describe_level(summary: RunSummary, *, named: bool) -> str:
-    """Describe K3 if it is high. If no cause is `named`, a K3 that is normal only for MoE models also counts."""
+    """Describe K3 if it is high. A K3 that is only normal for MoE models counts as high if no cause is `named`."""
     against = summary.against
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"

@@ -21,7 +21,7 @@ from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
-"""The bulk of K3 ends at the lowest cap that at most 20% of the baseline's tokens exceed, the shoulder at 1%."""
+"""A cap on K3 ends the bulk if at most 20% of the baseline's tokens exceed it, and the shoulder if at most 1% do."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
 """Shares of the significance level for five tests. "bulk" and "shoulder" test K3 with a cap per token, "evened" K3
 with EVENED_WEIGHTS, "lost" how many tokens have a larger K3 than nearly all baseline tokens, "whole" all K3.
@@ -82,7 +82,7 @@ class K3Part(FiniteModel):
     """One part of K3. Two caps split the K3 of each token into bulk (lowest part), shoulder, and tail (highest part).
 
     `share` is this part's share of the baseline's K3. `rise` is the relative change of its mean from the baseline, with
-    a 95% `interval`. For bulk and shoulder, it compares tokens of equal rollout probability. `rose` is true if the rise
+    a 95% `interval`. For bulk and shoulder, `rise` compares tokens of equal rollout probability. `rose`: the rise
     is significant (one-sided test at 5%). A value is `None` if it is unknown, such as without K3 in the baseline.
     """
 
@@ -216,7 +216,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count lost tokens (see _MOST_LOST_SHARE) per cluster. Return the counts of the new sample and of the baseline."""
+    """Count each cluster's lost tokens (K3 above nearly all baseline tokens) in the new sample and in the baseline."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -226,7 +226,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the excess of lost tokens. A small part of the bulk's excess (`bulk` new, `others` old) breaks ties."""
+    """Return each cluster's excess of lost tokens. A small part of its excess in `bulk` or `others` breaks ties."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -235,7 +235,7 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return the minimum number of clusters with lost tokens to test "lost" (see _LOST_LEVELS), or infinity."""
+    """Return how many clusters with lost tokens (very large K3) a test of lost tokens needs, or infinity."""
     places = np.arange(new)
     all_new = np.cumprod((new - places) / (new + old - places))  # chance that all of 1, 2, ... clusters are new
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
@@ -273,7 +273,7 @@ def linear_statistic(
 
 
 def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, *, lower: bool = False) -> Float64s:
-    """Return how much each cluster contributes to the excess of a metric over a fixed limit. The sum is the excess."""
+    """Split the excess of a metric over a fixed limit: return each cluster's part. The parts add up to the excess."""
     value, influence, size = compute_influence(sample, metric)
     excess: Float64s = influence + (value - limit) * size / size.sum()
     return -excess if lower else excess
@@ -315,7 +315,7 @@ def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3P
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None, bool]:
-    """Compare means of tokens with equal rollout probability. Return (relative rise, interval, is significant)."""
+    """Compare mean K3 at equal rollout probability. Return (relative rise, interval, is significant)."""
     expected, spread = np.zeros(len(new_tokens)), np.zeros(len(old))  # K3 expected from the baseline, and its error
     for bins in merge_bins(old_tokens.sum(axis=0)):
         size = float(old_tokens[:, bins].sum())

@@ -135,7 +135,7 @@ class SampleExchange:
         return np.concatenate([seen, *found])
 
     def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
-        """Return one-sided p-values: the `shares` of drawn relabelings, or `relabeling_tail` for tiny shares."""
+        """Return one-sided p-values: the `shares` of drawn relabelings, or an approximation if they are tiny."""
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
@@ -156,7 +156,7 @@ class SampleExchange:
         return found
 
     def labels(self) -> Iterator[Labels]:
-        """Yield blocks [R, n + m] of relabelings: new (1) or old (0), for n clusters of `new` and m of `old`."""
+        """Yield blocks of R relabelings [R, n + m]: 1 (new) or 0 (old) for n clusters of `new` and m of `old`."""
         paired, first, second = self.pairs
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
@@ -283,6 +283,6 @@ def shares_above(totals: Float64s) -> Float64s:
 
 
 def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> Float64s:
-    """Divide p-values (`shares`) by each test's part of `weights`. Return the minimum per row (Westfall-Young 1993)."""
+    """Divide p-values (`shares`) by the weights of their tests. Return each row's minimum (Westfall-Young 1993)."""
     smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

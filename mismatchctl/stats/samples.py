@@ -57,7 +57,7 @@ class ClusterSample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def equal_sides(self, other: ClusterSample) -> list[str]:
-        """If two samples have the same responses, name the sides ("rollout", "train") with the same log-probs."""
+        """Return the sides ("rollout", "train") with equal log-probs in two samples of the same responses, or []."""
         sizes = ("tokens", "sequences", "squared_length")
         if not (np.array_equal(self.keys, other.keys) and all(self._agrees(other, name) for name in sizes)):
             return []
@@ -167,7 +167,7 @@ _SLOPE_STEP = 1e-4  # change of a cluster's weight for numerical derivatives, be
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """Return the metric, its derivatives by the weights of the clusters, and their sizes (usually in tokens)."""
+    """Return the metric, its derivative by the weight of each cluster, and the clusters' sizes (usually tokens)."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)

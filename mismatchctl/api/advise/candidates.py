@@ -348,7 +348,7 @@ def sequence_k_hat(sample: RunSample) -> float | None:
 
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
-"""Maximum size of the Surrogate's table: rows (previous tokens) and columns (tokens). Larger tables are hashed."""
+"""Maximum number of rows (previous tokens) and columns (tokens) of the Surrogate's table. More ids share them."""
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5
@@ -476,7 +476,7 @@ def _jackknife_error(without: Float64s) -> float:
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
-    """Estimate the squared length of the mean of vectors without bias, from their inner `products`.
+    """Return an unbiased estimate of the squared length of the mean of vectors, from their inner `products`.
 
     Entry i of the second result is the estimate without vector i (jackknife).
     """

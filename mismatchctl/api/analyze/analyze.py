@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits in cluster tables. LAYER_DIGITS is for LAYER_COLUMNS: tokens and K3 by rollout probability."""
+"""Significant digits in cluster tables: 5 for tokens and K3 by rollout probability, 9 for all other columns."""
 
 
 class ClusterTables:

@@ -510,7 +510,7 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
-    """Compare logged values with our results for the dump, in float64 (`replayed`) and float32 (`rounded`)."""
+    """Compare logged values with the values computed from the dump in float64 (`replayed`) and float32 (`rounded`)."""
     pairs = {
         name: list(_logged_pairs(log, labels, _spellings(name), values, rounded.get(name, values)))
         for name, values in replayed.items()

@@ -242,7 +242,7 @@ def permutation_p_values(
 ) -> dict[str, float]:
     """Return a two-sided p-value for each metric, from the permutation test that `gate` also uses.
 
-    For Results with LAYER_COLUMNS (core/bins.py), K3 gets several tests (LEVEL_SHARES), not only one of its mean.
+    If Results contain K3 by rollout probability (LAYER_COLUMNS), K3 gets five tests (LEVEL_SHARES), not one.
     """
     reference, other = samples
     if not metrics or not all(map(len, samples)):
@@ -353,7 +353,7 @@ class PartMeans:
 
     @classmethod
     def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
-        """Select the parts `keys` from `columns` (tokens, K3, error) of the parts `own`. Absent parts get 0 tokens."""
+        """Return the parts `keys`. `columns` (tokens, K3, error) are for the parts `own`. Others get 0 tokens."""
         where = {key: index for index, key in enumerate(own)}
         found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
         tokens, k3, se = np.array(found, np.float64)
@@ -412,7 +412,7 @@ def _decompose_by_label(
 
 
 def _resample_contributions(samples: Sequence[Mapping[int, ClusterSample]], count: int) -> Float64s:
-    """Return the bootstrap standard error of `mix + level` (see Contribution) for each of the `count` parts."""
+    """Return the bootstrap standard error of the change of K3 that each of the `count` parts of the data causes."""
     places = [(side, part, sample) for side, parts in enumerate(samples) for part, sample in parts.items()]
     drawn = np.stack([np.zeros((2, _REPLICATES, count)), np.full((2, _REPLICATES, count), np.nan)])
     metrics = [find_metric("tokens"), find_metric("k3")]

@@ -111,7 +111,7 @@ class _SimulatedGate:
         return bool(power >= TARGET_POWER)
 
     def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
-        """Return [statistics with a rise, statistics without it], each [clusters, tests], and test weights [tests]."""
+        """Simulate a rise by `factor`. Return [statistics with it, without it] [clusters, tests], and test weights."""
         layers, sizes, sample = self._layers, self._sizes, self._sample
         if layers is None:
             statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
@@ -127,7 +127,7 @@ class _SimulatedGate:
         return [self._center(np.stack(each, axis=1)) for each in sides], weights
 
     def _center(self, values: Float64s) -> Float64s:
-        """Shift the values of the new dump to the mean of the baseline, so that the two only differ by noise."""
+        """Give the values of the new dump the same mean as the baseline's values, so that they only differ by noise."""
         blocks = [each for each in (values[: self._second], values[self._second :]) if len(each)]
         return np.concatenate([blocks[-1].mean(axis=0) + _inflated_deviations(each) for each in blocks])
 
@@ -184,7 +184,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the p-value limit that fails a share `level` of unchanged dumps, whose z-scores are in `null`."""
+    """Return the p-value limit that makes the gate fail on a share `level` of unchanged dumps (z-scores: `null`)."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return how many clusters p <= `level` needs, if the baseline has the same ones, or `baseline` different ones."""
+    """Return with how many clusters p <= `level` is possible. The baseline has the same ones, or `baseline` others."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1

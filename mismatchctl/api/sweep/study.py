@@ -117,7 +117,7 @@ class Study:
         return self.grid.correction(point)
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """Return (corrections, index per point): one correction for each setting of the rule that contains `path`."""
+        """Return a correction for each setting of the rule that contains `path`, and each point's index among them."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 

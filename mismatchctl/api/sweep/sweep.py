@@ -290,7 +290,7 @@ def find_brackets(
 
 
 def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
-    """Return the 95% interval of a threshold, on the scale of _DISTANCE_GRID. An end outside the grid is None."""
+    """Return the 95% interval of a threshold, on the scale of _DISTANCE_GRID. An end outside the grid is `None`."""
     places = np.flatnonzero(inside)
     low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
     return (None if low == 0 else float(_DISTANCE_GRID[low])), (

@@ -130,7 +130,7 @@ class _ByteBudget:
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return limits for reading a file of `size` bytes. Its values may be larger if tensors share bytes."""
+        """Return limits for reading a file of `size` bytes. Tensors can share bytes, so they may need more memory."""
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:

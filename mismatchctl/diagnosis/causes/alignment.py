@@ -551,7 +551,7 @@ def _find_bad_ends(case: Case) -> Bools:
 
 
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
-"""A token is far if its log-probs differ by more than 0.5 nats. In stretches of tool output, at least 67% are far."""
+"""A token is far if its log-probs differ by over 0.5 nats. Of the tokens in tool output, 67% or more were far."""
 
 
 def detect_unsampled_tokens(case: Case) -> Detection | None:
@@ -601,7 +601,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
 
 
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
-"""Range of the mean ratio after a break, if those tokens were sampled. Up to _MOST_PLACED for breaks at one place."""
+"""Mean ratio of the tokens after a break: 0.3 to 1.6 if they were sampled, up to 4 if all breaks are at one place."""
 _SAME, _ROWS = 0.8, 5
 
 

@@ -158,7 +158,7 @@ _MULTIPLE_RANGES = (
 """Ranges of train log-probs. A factor explains the difference only if it is the same in every range."""
 
 LogReading = tuple[str, str, float]
-"""(side with wrong values, name of their log base or sign (can be ""), factor that gives natural log-probs)."""
+"""(side with wrong values, name of their log base or sign (or ""), factor that converts them to natural logs)."""
 
 
 def detect_wrong_log_base(case: Case) -> Detection | None:
@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Find the factor on one side, such as -1 or ln 10, that makes most sequences agree, and flag these sequences."""
+    """Find the side and the factor, such as -1 or ln 10, that make the two sides of most sequences agree. Flag them."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)

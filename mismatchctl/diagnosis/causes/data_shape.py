@@ -112,7 +112,7 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
 
 
 def _find_padding_run(case: Case, *, last: bool) -> tuple[Bools, float, float] | None:
-    """Find padding at the end (`last`) or start of rows. Return flags of its tokens [T], and its two log-probs."""
+    """Find padding at the end (`last`) or start of rows. Return its tokens [T], rollout log-prob and train log-prob."""
     if len(case.x) < _FEWEST:
         return None
     used = np.flatnonzero(case.counts > 0)

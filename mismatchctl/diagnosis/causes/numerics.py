@@ -461,7 +461,7 @@ _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
-"""Minimum rows, and variance between rows, to be sure of two kinds of rows. With less, prompts may be of two kinds."""
+"""Minimum rows, and variance between rows, for high confidence in two kinds of rows. With less, prompts may differ."""
 
 
 def detect_unexplained(case: Case) -> Detection | None:

@@ -161,7 +161,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean |rollout[i] - train[j]| of all rows i and j over their first 32 tokens (at most 1 nat each)."""
+    """Return the mean |rollout of row i - train of row j| of the first 32 tokens, each at most 1 nat [rows, rows]."""
     place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
@@ -176,7 +176,7 @@ def _cross_distances(case: Case, candidates: Ints) -> Float64s:
 _CONTEXT_MIN_LENGTH = 24
 _LIKE_WEIGHTS = "Different weights, for example quantized weights, look the same"
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
-"""Minimum ratio of early to late differences. Quantized weights cause up to 1.4, one lost prompt token 2 or more."""
+"""Minimum ratio of early to late logit differences. Quantized weights cause up to 1.4, a lost prompt token over 2."""
 
 _TOKENS, _NEAR = 4, 16
 _LARGE, _NEARLY_ALL = 1.0, 0.8
@@ -404,7 +404,7 @@ _POSITION_MIN_SPREAD = 3.0
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Compare early and late tokens. Return the mismatch of late / early tokens, a z-score, and (early, late)."""
+    """Return (late / early, z-score of the rise, (early, late)), where early and late are median logit differences."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < 4), share >= 0.75))

@@ -234,7 +234,7 @@ def _find_top_p(case: Case) -> tuple[float, tuple[float, float]] | None:
     """Return top-p and its interval, or `None` if the kept mass does not look like top-p.
 
     The kept mass is the trainer's probability of all tokens that the sampler could choose. If an unlikely token was
-    sampled, top-p kept a mass close to its setting. With top-k or min-p, the kept mass varies.
+    sampled, the mass that top-p kept is close to top-p. With top-k or min-p, the kept mass varies.
     """
     small = np.flatnonzero(case.t < math.log(_UNLIKELY_P))
     if len(small) < _KEPT_MIN_PLACES * 3:
@@ -257,7 +257,7 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
     """Estimate how many tokens the sampler keeps (low, estimate, high), and a z-score that shows if the number varies.
 
     On average, 1 / (rollout probability) is the number of kept tokens. Positions are weighted by the square of `cut`,
-    the removed mass. The z-score is positive if positions with a smaller `cut` keep more tokens.
+    the removed mass. The z-score is positive if positions with less removed mass keep more tokens.
     """
     length = _estimate_mean_kept(case, np.maximum(cut - 0.1, 0.0) ** 2)
     weights = np.where(cut > 0.03, cut, 0.0) ** 2

@@ -167,7 +167,7 @@ def _format_lags(lags: Iterable[float]) -> str:
 
 _PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
-"""In affected prompts, log(noise of the first tokens / noise of later tokens) is at least this value."""
+"""In affected prompts, the mean log mismatch of the first tokens is larger than that of later tokens by this value."""
 
 
 def detect_stale_prefix(case: Case) -> Detection | None:
@@ -408,7 +408,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
 
 
 def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
-    """Regress the log mismatch (`level`) on age and lag. Return the age's slope and z-score, and the lag's z-score."""
+    """Fit the log mismatch by the trainer's age (updates) and the lag. Return age slope, age z-score, lag z-score."""
     terms = [np.ones(len(level)), age]
     if np.ptp(lag) > 0:
         terms.append(lag)
@@ -423,7 +423,7 @@ def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tu
 
 _MIN_FREEDOM = 12
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
-"""The assumed variation of the mismatch between steps is 10%. In the estimate, it counts like 8 measured steps."""
+"""The mismatch is assumed to vary by 10% between steps. This assumption counts as much as 8 measured steps."""
 MIN_ROWS = 4  # A step or column value with fewer sequences is not tested for an unusual mismatch
 StepKey = tuple[GroupValue, GroupValue]
 StepCells = dict[StepKey, Float64s]
@@ -577,7 +577,7 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Fit a line to the log mismatch `y` of each step over `at`. Assume that steps vary by 10%. Return slope and z."""
+    """Fit a line to the log mismatch `y` of each step over `at`. Steps may vary by 10%. Return slope and z-score."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:

@@ -144,7 +144,7 @@ def _rule(options: Options) -> Options:
 
 
 def _bound(options: Options, key: str, *metrics: str) -> float:
-    """Return the number `key` of the rule, or NaN if it is not a number or the metric is not in `metrics` (if any)."""
+    """Return the number `key` of the rule, or NaN if it is not a number or the rule's metric is not in `metrics`."""
     value: Any = _rule(options).get(key)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and (not metrics or _rule(options)["metric"] in metrics) else np.nan
@@ -256,7 +256,7 @@ class Areal(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
-        """Return log ratios current/train, advantages (row means, except at level `token`) and kept tokens, or None."""
+        """Return log ratios current/train, advantages (row means, except at level `token`) and the averaged tokens."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
         kept = run.keep

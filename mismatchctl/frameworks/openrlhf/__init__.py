@@ -134,7 +134,7 @@ class OpenRlhf(PlainFramework):
         return limits[0], limits[1]
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Compute ratio times mask. As in OpenRLHF, an infinite ratio times mask 0 gives NaN."""
+        """Return the weights: ratio times mask. As in OpenRLHF, an infinite ratio times mask 0 gives NaN."""
         return (run.raw_weights * run.keep).astype(run.step.dtype)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:

@@ -98,7 +98,7 @@ class Roll(PlainFramework):
         }
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute the metrics that ROLL logs. Like ROLL, also count padding in some shares."""
+        """Compute the metrics that ROLL logs. Some shares include padding, as in ROLL."""
         logged: dict[str, float] = {}
         for level, (ratio, apart) in self._levels(run).items():
             logged[f"actor/train_infer_ratio_{level}_mean@sum"] = self._mean(run, ratio)
@@ -132,7 +132,7 @@ class Roll(PlainFramework):
 
     @staticmethod
     def _masked(run: ConfiguredStep, own: bool) -> tuple[Array, Array]:
-        """Return the rollout and train log-probs of masked tokens and padding. Without `own`, all of these are 0."""
+        """Return rollout and train log-probs at padding (always 0) and at masked tokens (0 without `own`)."""
         padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
         if not own:
             return padding, padding

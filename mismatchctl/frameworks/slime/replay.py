@@ -150,7 +150,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def drift(self) -> Floats:
-        """Return the mean of `old - current` per sequence [S]. OPSM uses this mean."""
+        """Return the mean of old - current log-prob per sequence [S], which OPSM limits."""
         return self.row_mean(self.old - self.current)
 
     @cached_property

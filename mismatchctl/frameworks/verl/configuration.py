@@ -109,7 +109,7 @@ def _numbers(version: str) -> list[int]:
 
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
-"""Path of a second `rollout_correction` block with the same keys. The V1 trainer of 2026 reads it."""
+"""Path of a second `rollout_correction` block with the same keys, which verl's V1 trainer of 2026 reads."""
 ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
 """Path of the option that bounded weights before verl had rollout corrections. Values of 0 or less disabled it."""
 
@@ -220,7 +220,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """Return `measured` without weights, which is what verl applies. `left` replaces other fields, such as `gates`."""
+    """Return the part of `measured` that verl applies: no weights. `left` replaces more fields, such as `gates`."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured

@@ -105,7 +105,7 @@ def _measure_ratio(
     upper: float,  # weights above this count as high, and are truncated to it
     zero: bool = False,  # True if weights outside the bounds become 0 (IcePop)
 ) -> Measured:
-    """Compute ratios, weights and flags at a level. Like verl, compare log ratios of rows with float32 logarithms."""
+    """Compute ratios, weights and flags at a level. As in verl, the bounds of rows are logarithms in float32."""
     token = level == "token"
     x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))
@@ -246,7 +246,7 @@ def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
 
 
 def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Tables, str, str]]:
-    """Yield tables of logged metrics in names.yaml, the prefix of their names, and the condition for logging them."""
+    """Yield tables of names.yaml, the prefix of the names that verl logs, and the condition under which verl does."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     yield *_off_policy_tables(version), ""
     key, levels = ("rollout_is_level", _LEVELS) if version.dialect == "flat" else ("rollout_is", _LEVELS[:2])

@@ -30,7 +30,7 @@ class BlockParts:
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Create one part per table row, from the row of each sequence (`rows`). Also return the row of each part."""
+        """Create one part for each table row in `rows` (a row per sequence). Also return the row of each part."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -96,7 +96,7 @@ class BlockColumns:
     terms: dict[str, list[Term]] = field(default_factory=dict)
 
     def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
-        """Return the column `name` at each point of the grid. `sums` contains it, or the columns of its terms."""
+        """Return the column `name` at each point of the grid. `sums` contains this column, or those of its terms."""
         if name not in self.terms:
             return self._at_points(sums[name])
         parts = []
@@ -348,7 +348,7 @@ class TokenBins:
 def sum_token_table(
     rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> list[Float64s]:
-    """Sum each column per sequence and cell (one bin per rule): [S, bins of rule 1, ...]. For `None`, count tokens."""
+    """Sum each column (`None`: count tokens) per sequence and cell (one bin per rule): [S, bins of rule 1, ...]."""
     sizes = [rule.thresholds.bins for rule in rules]
     cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
     if len(rules) > 1:
@@ -540,7 +540,7 @@ def _weight_kind(weight: Weight | None) -> Hashable:
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Return True if sums over bins are enough for a family. A gate that depends on another gate prevents this."""
+    """Return True if sums over bins of values suffice for all corrections of a family. Gates must be independent."""
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:
         return False

@@ -23,7 +23,7 @@ BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, 
 """Quantity -> its bins, for the quantities that K3 is broken down by."""
 
 BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
-"""Each bin of a breakdown has 3 sums, and the bins of these breakdowns have 2 more (see `RunTables.breakdowns`)."""
+"""Number of sums in each bin of a breakdown, and the breakdowns whose bins have 2 more (`RunTables.breakdowns`)."""
 
 
 class PairTables:

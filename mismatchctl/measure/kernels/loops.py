@@ -65,7 +65,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
 
 @compile_terms
 def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """Return exp(x) - 1, K3 and exp(q) for log ratio x and log-prob q. `*_within` are clipped to the range of exp."""
+    """Return exp(x) - 1, K3 and exp(q) for log ratio x and log-prob q, which `*_within` clips to the range of exp."""
     k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
@@ -191,7 +191,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add number, log ratio products and sums of adjacent token pairs to `out`. An empty `position` means no gaps."""
+    """Count pairs of adjacent tokens, and sum their products and log ratios, in `out`. No `position` means no gaps."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):
@@ -260,7 +260,7 @@ def _place_surprisal(reference: Any, where: Any) -> None:
 _SURPRISAL_BINS_ABOVE = tuple(
     int(np.count_nonzero(place < PROBABILITY_BIN_BY_SURPRISAL)) for place in range(len(PROBABILITY_EDGES))
 )
-"""The PROBABILITY_EDGES as indices of surprisal bins. All bins before this index have a higher probability."""
+"""For each of the PROBABILITY_EDGES, the number of surprisal bins whose probability is higher."""
 _CAP_COUNT = len(K3_CAPS)
 _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 

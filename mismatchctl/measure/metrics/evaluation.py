@@ -229,7 +229,7 @@ class _GroupSums:
 
 
 _Section = tuple[tuple[Metric, ...], Collection[str]]
-"""(metrics of one pair of policies or of one correction, keys of those metrics without standard errors)."""
+"""(metrics of one pair of policies or of one correction, keys of the metrics among them without standard errors)."""
 
 
 class Evaluator:

@@ -326,7 +326,7 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
-    """Compute `kl_estimate` in float64, and multiply it by `importance` if given. Clip the result for low_var."""
+    """Estimate the KL per token in float64, times `importance` if given. `kind`: k1, k2, k3 or low_var (clipped)."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # if the mean is not finite, its status shows this
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)

@@ -159,7 +159,7 @@ _Point = tuple[float, float, str]
 
 
 def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence[_Point] = ()) -> Figure | None:
-    """Draw the remaining K3 of each correction against its rejected share, unless no correction rejects tokens."""
+    """Draw the remaining K3 of each correction against its rejected share. `None`: no correction rejects tokens."""
     alone, crowded = len(runs) == 1, False
     marks = [_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED)] if front else []
     for place, (run, result) in enumerate(runs.items()):
