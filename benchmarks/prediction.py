@@ -174,7 +174,7 @@ def cut_responses(sample: SequenceSample, octave: int) -> SequenceSample:
 
 def length_coverage_table(sets: dict[str, dict[str, SequenceSample]]) -> str:
     """Return how well responses cut to their first tokens predict responses that are 2 and 4 times as long."""
-    rows = ["| runs | gate | longer | cases | refused | covered by the 95% interval | mean width |", "|" + "---|" * 7]
+    rows = ["| runs | gate | length | cases | refused | covered by the 95% interval | mean width |", "|" + "---|" * 7]
     for title, samples in sets.items():
         found: dict[tuple[str, int], list[tuple[bool, float] | None]] = defaultdict(list)
         for sample in samples.values():
@@ -213,10 +213,10 @@ def check_interval(predicted: Prediction, truth: float) -> tuple[bool, float] | 
 
 
 PLANTED = {
-    "noise alone": lambda random, count: np.zeros(count),
-    "bias, normal": lambda random, count: random.normal(0, 0.002, count),
-    "bias, heavy-tailed (Student, 3)": lambda random, count: 0.001 * random.standard_t(3, count),
-    "bias, one-sided": lambda random, count: -np.abs(random.normal(0, 0.002, count)),
+    "no bias": lambda random, count: np.zeros(count),
+    "bias with a normal distribution": lambda random, count: random.normal(0, 0.002, count),
+    "bias with a heavy-tailed distribution": lambda random, count: 0.001 * random.standard_t(3, count),
+    "bias that is always negative": lambda random, count: -np.abs(random.normal(0, 0.002, count)),
     "bias of one response in five": lambda random, count: np.where(random.random(count) < 0.2, -0.004, 0.0),
 }
 """Biases of sequences in nats per token. The noise per token is 0.02."""
@@ -224,7 +224,7 @@ PLANTED = {
 
 def planted_table() -> str:
     """Predict from 512 responses of 256 tokens to 4,096 tokens of the same sequences, with planted biases."""
-    rows = ["| planted | cases | covered by the 95% interval | mean width | mean error |", "|" + "---|" * 5]
+    rows = ["| planted bias | cases | covered by the 95% interval | mean width | mean error |", "|" + "---|" * 5]
     for title, biases in PLANTED.items():
         results, errors = [], []
         for seed in range(5):
@@ -247,8 +247,8 @@ def planted_table() -> str:
 
 SHAPES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "no change": np.zeros_like,
-    "a line through all steps": lambda place: 1.5 * place,
-    "a line from three fifths on": lambda place: 4 * np.maximum(place - 0.6, 0),
+    "a straight line through all steps": lambda place: 1.5 * place,
+    "a straight line that starts after three fifths of the steps": lambda place: 4 * np.maximum(place - 0.6, 0),
     "a jump in the middle": lambda place: 1.5 * (place >= 0.5),
     "a rise that ends before the last step": lambda place: 4.5 * np.clip(place - 0.3, 0, 0.33),
 }

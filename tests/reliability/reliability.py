@@ -28,8 +28,8 @@ LIMITS = """
   the footer before pyarrow reads the file. Read an untrusted dump in a separate process.
 - The whole test suite only runs on Python 3.11. The other Python versions in the table passed a part of the tests.
   Older versions of torch are not tested.
-- A framework file above 64 MB is read through a memory map. If another process truncates the file while mismatchctl
-  reads it, mismatchctl crashes.
+- mismatchctl reads a framework's file above 64 MB through a memory map. If another process truncates the file at the
+  same time, mismatchctl crashes.
 - mismatchctl reads PyTorch files with its own unpickler, because `torch.load` is slow or needs much memory on some
   manipulated files. For example, `torch.load(weights_only=True, mmap=True)` of torch 2.13 needed more than 60 s for a
   file of 2.3 MB. For a file of 1.2 MB that copies one string 50,000 times, it needed 12 GB.
@@ -99,7 +99,7 @@ ROWS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], tuple[int, int]]]] =
         lambda found: (len(found), sum(one["mb"] > 2048 for one in found)),
     ),
     "faults": (
-        "a fault of the machine: a full disk, a closed stdout, missing permissions, a changed clock and others",
+        "a command during a fault of the machine, such as a full disk, a closed stdout or a changed clock",
         lambda found: (len(found), _wrong(found)),
     ),
 }
