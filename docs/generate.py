@@ -66,10 +66,10 @@ def contract() -> str:
         [
             "# Dump format",
             NOTICE,
-            "This page lists the columns that a dump can have. A dump has one row per sequence, with lists of",
-            "values per token, or one row per token, with single values. If it has one row per token, the columns",
-            "`sequence_id` and `position` are required.",
-            f"You can add your own column with at most {MOST_VALUES:,} different values, and use it with `--by`.",
+            "This page lists the columns of a dump. A dump has one row per sequence, with lists that contain one value",
+            "per token, or it has one row per token. Dumps with one row per token also need the columns `sequence_id`",
+            "and `position`. You can add your own columns. For example, `analyze --by domain` shows the metrics for",
+            f"each value of the column `domain`. For this, a column can have at most {MOST_VALUES:,} different values.",
             "",
             "| column | required | values | unit | meaning | also known as |",
             "|---|---|---|---|---|---|",
@@ -79,10 +79,10 @@ def contract() -> str:
             "  bits. A mask can be boolean, integer or float.",
             "- Rows may be padded on either side, because the mask marks the valid tokens. Masked positions may",
             "  have any value, including NaN.",
-            "- The log-probs of valid tokens must be finite, and must not exceed 0 by more than "
-            f"{POSITIVE_TOLERANCE:g} (rounding).",
+            "- The log-probs of valid tokens must be finite and at most 0. mismatchctl accepts rounding errors",
+            f"  of up to {POSITIVE_TOLERANCE:g} above 0.",
             "- Each path that you pass is a run, unless the dump has a `run` column. Rows of one step form a group,",
-            "  and sequences of one prompt form a cluster. Ids are only compared within a run.",
+            "  and sequences of one prompt form a cluster. Two runs may use the same ids.",
             "- If an optional column of a file is empty in all rows, mismatchctl treats the column as absent.",
             "- You can pass files, folders (read recursively, in natural order), globs and Hive folders (`step=12/`).",
             "",
@@ -98,14 +98,14 @@ def metrics() -> str:
             "# Metrics",
             NOTICE,
             "This page defines every metric. x is the log ratio of a token: train minus rollout log-prob, in nats.",
-            "The key of a metric never changes. Means have a 95% interval and a standard error that is clustered by",
-            "prompt, or by sequence if the dump lacks prompt ids. If a few clusters or rare weights dominate a value,",
-            "the field `tail` is `heavy_tail`, and the field `covers` contains the real coverage of the interval",
-            "([methods](../methods/gate.md#intervals)). An undefined value is null, and the field `status` contains",
-            "the reason.",
+            "The key of a metric never changes. A mean has a standard error and a 95% interval, which treat the",
+            "responses to one prompt as one cluster. If the dump lacks prompt ids, each response is a cluster. If a",
+            "few clusters or rare weights dominate a value, its interval is too narrow. The field `tail` is then",
+            "`heavy_tail`, and `covers` contains the real coverage ([methods](../methods/gate.md#intervals)). If a",
+            "metric is undefined, its value is null, and the field `status` contains the reason.",
             "",
-            "The last column lists the names that frameworks use for the metric in their logs. The names after",
-            "*similar* belong to metrics with another definition, and the difference follows the name.",
+            "The last column lists the names of the metric in the logs of frameworks. The names after *similar* belong",
+            "to metrics with another definition. The text after such a name describes the difference.",
             "`mismatchctl metrics NAME` explains a logged name.",
             "",
             "## Mismatch",
@@ -146,7 +146,7 @@ def _pair_table(pair: Pair) -> list[str]:
     start = f" with x = {pair.policy} minus {pair.reference} ("
     same = [metric for metric in pair_metrics(pair) if start in metric.definition and not _names(metric)]
     names = ", ".join(f"`{metric.key}`" for metric in same)
-    text = f"These metrics are defined as above, but with x = {pair.policy} minus {pair.reference}: {names}."
+    text = f"Metrics of the first table, with the log ratio {pair.policy} minus {pair.reference}: {names}."
     others = [metric for metric in pair_metrics(pair) if metric not in same]
     return ["", text, *(_table(others) if others else [""])]
 
@@ -203,12 +203,12 @@ def presets() -> str:
             NOTICE,
             "A preset is a correction with a name. This page lists all presets and the fields of a correction file.",
             "`mismatchctl presets --table` prints the same table, and `presets show NAME` prints a preset as YAML.",
-            "The table distinguishes three policies: *rollout* sampled the tokens, *train* is the trainer's",
-            "recomputation, and *current* is the policy that is being updated. In bypass mode, the trainer does not",
-            "recompute log-probs, so PPO's ratio or the importance weight compares the current policy with the",
-            "rollout policy. In the column *corrects*, *rollout to train* means that weights are ratios of train to",
-            "rollout. *Batch invariant* is verl's term: with three policies, the limit on an update does not depend on",
-            "the batch size.",
+            "The table distinguishes three policies. *rollout* sampled the tokens. *train* is the trainer before the",
+            "update, and *current* is the trainer during the update. *Old policy* is the policy in the denominator of",
+            "PPO's ratio. In bypass mode, the trainer only computes the log-probs of *current*, and PPO's ratio or the",
+            "importance weight is current/rollout. In the column *corrects*, *rollout to train* means that a weight is",
+            "train/rollout. *Batch invariant* is verl's term for corrections with three policies. PPO's clip then",
+            "limits an update by the same amount for every batch size.",
             "",
             "| " + " | ".join(TRAIT_TITLES.values()) + " |",
             "|" + "---|" * len(TRAIT_TITLES),
@@ -342,7 +342,7 @@ def _layout(layout: FileLayout) -> str:
         for column, name in layout.columns.items()
     ]
     marks = ", ".join(map(str, layout.missing))
-    missing = [f"- The framework writes a missing log-prob as {marks}. mismatchctl masks the token and counts it."]
+    missing = [f"- The framework writes a missing log-prob as {marks}. mismatchctl masks and counts such tokens."]
     return "\n".join(
         [
             "",
@@ -351,7 +351,7 @@ def _layout(layout: FileLayout) -> str:
             f"- Mask: {layout.mask}.",
             *(missing if layout.missing else []),
             *(
-                ["- If the files of several ranks have the same row, the row is read once."]
+                ["- If the files of several ranks have the same row, mismatchctl reads it once."]
                 if layout.duplicates
                 else []
             ),
@@ -558,15 +558,15 @@ def errors() -> str:
     lines = [
         "# Errors and exit codes",
         NOTICE,
-        "An error is one message on stderr with the file, row, column and remedy. Output files are written completely",
-        "or not at all. In Python, exit code 2 is `mm.ConfigError` and exit code 4 is `mm.DataError`.",
+        "A command prints an error as one line on stderr, with the place, the problem and a remedy. A command writes",
+        "its output files completely or not at all. In Python, a function raises `mm.ConfigError` if the command would",
+        "exit with code 2, and `mm.DataError` if it would exit with code 4.",
         "",
         "| exit code | meaning | examples |",
         "|---|---|---|",
         *(f"| {code} | {meaning} | {examples} |" for code, meaning, examples in data["codes"]),
         "",
-        "The messages below come from real commands. Each message starts with the file, option or value that",
-        "it is about.",
+        "The messages below come from real commands. Most messages start with the file or the option that is wrong.",
     ]
     with workplace(data["files"]):
         for family in data["families"]:

@@ -2,8 +2,8 @@
 
     python verl_to_parquet.py dumps/ FILE...
 
-FILE is a file that `DataProto.save_to_disk` wrote after the computation of the advantages, or the file `tq_batch.pt` of
-the TransferQueue. These files are pickles, and a pickle can contain code that Python runs when it opens the file.
+FILE is a file that `DataProto.save_to_disk` wrote after the trainer computed its log-probs, or the file `tq_batch.pt`
+of the TransferQueue. These files are pickles, and a pickle can contain code that Python runs when it opens the file.
 Therefore only open files of your own runs.
 """
 

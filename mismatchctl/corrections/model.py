@@ -94,10 +94,10 @@ _CLAMP_LIMIT = Field(
     description="largest absolute log ratio. Larger log ratios are clamped to this value",
 )
 _SOURCE_DESCRIPTION = (
-    "the two policies of the ratio. proximal is the policy one update before current. It is interpolated "
-    "log-linearly between rollout and current, from rollout_version and train_version"
+    "the two policies of the ratio. proximal is the policy one update before current. mismatchctl estimates its "
+    "log-prob: rollout + (n - 1) / n * (current - rollout), with n = train_version - rollout_version"
 )
-_SEGMENT_DESCRIPTION = "over the sequence, or over each segment of adjacent valid tokens (a turn)"
+_SEGMENT_DESCRIPTION = "sequence: all tokens of the sequence. segment: adjacent valid tokens (a turn)"
 
 
 class Gate(_CorrectionModel):
@@ -108,7 +108,7 @@ class Gate(_CorrectionModel):
         "abs_prob_diff", "train_prob", "rollout_prob", "binary_kl", "binary_kl_max", "age",
     ] = Field(
         default="ratio",
-        description="statistic of each token. train and rollout are the two policies of `source`. "
+        description="statistic of each token. train and rollout mean the first and second policy of `source`. "
         "k1: rollout log-prob minus train log-prob. k3_reversed: k3 with rollout and train exchanged. prob_diff: train "
         "probability minus rollout probability. mult_error: exp(|log ratio|). ratio_gap: |ratio - 1|. binary_kl: KL of "
         "rollout from train over two outcomes, this token and all other tokens (probabilities clipped to [1e-8, 1 - "
@@ -117,14 +117,14 @@ class Gate(_CorrectionModel):
     )  # fmt: skip
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
-        description="how the tokens are aggregated. For the statistic ratio, log ratios are aggregated, and the result "
-        "is compared with the bounds as a ratio. Level mean instead averages the ratios. "
-        "Other statistics are aggregated directly",
+        description="value that the gate compares with the bounds. token: the statistic of each token. "
+        "sequence: the product of the token ratios, or the age of the sequence. geometric: the geometric mean of the "
+        "token ratios. sum, mean, min, max: the sum, mean, minimum or maximum of the statistic over the tokens",
     )
     over: Literal["sequence", "segment", "prefix", "batch"] = Field(
         default="sequence",
-        description=f"aggregate {_SEGMENT_DESCRIPTION}, or (prefix) over the tokens up to each token. batch: "
-        "reject the tokens "
+        description=f"tokens that `level` combines. {_SEGMENT_DESCRIPTION}. prefix: for each token, the token and all "
+        "earlier tokens. batch: all tokens of the batch. The gate rejects the tokens "
         "with the largest values until the mean of the other tokens is within the bounds (M2PO)",
     )
     keep: Interval = Field(default=(None, None), description="[lower, upper] bounds. null means no bound")
@@ -134,24 +134,24 @@ class Gate(_CorrectionModel):
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     clamp: ClampLevel = Field(
         default="aggregate",
-        description="clamp log ratios after aggregation (`ratio` only), per token before aggregation, or not at all",
+        description="aggregate: clamp the log ratio of the sequence (`ratio` only). token: clamp it for each token",
     )
     limit: float = _CLAMP_LIMIT
     nonfinite: Literal["reject", "keep", "one"] = Field(
-        default="reject", description="reject or keep tokens whose statistic is NaN, or (one) count a NaN ratio as 1"
+        default="reject", description="if the statistic of a token is NaN. one: count its ratio as 1"
     )
     precision: Literal["float64", "float32"] = Field(
         default="float64",
-        description="precision of the computation. float32 changes the results for tokens with a probability "
-        "near 1, and for "
-        "bounds of 1",
+        description="precision of the computation. In float32, rounding errors can change the result for tokens with a "
+        "probability near 1, "
+        "and for bounds of 1",
     )
     widen: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="exponent of the growth of the bounds along the sequence: the bounds of token n are multiplied by "
-        "n to the power of `widen`. For ratios, the logarithms of the bounds are multiplied",
+        description="exponent. With 0.5, the bounds of token n are multiplied by the square root of n, "
+        "so they widen along the sequence. For ratios, the logarithms of the bounds are multiplied",
     )
     seed: int | None = Field(
         default=None,
@@ -160,14 +160,14 @@ class Gate(_CorrectionModel):
     )
     sees: Literal["original", "remaining"] = Field(
         default="original",
-        description="original: aggregate over all valid tokens. remaining: aggregate over the tokens that "
+        description="tokens that the gate uses. original: all valid tokens. remaining: tokens that "
         "earlier gates kept. "
-        "A gate on sequences rejects all tokens of a sequence. With level token, the gate only checks kept tokens",
+        "A gate on sequences rejects all tokens of a sequence. A gate on tokens then only checks the kept tokens",
     )
     effect: Literal["mask", "zero"] = Field(
         default="mask",
-        description="mask: rejected tokens do not count in denominators. zero: rejected tokens count in "
-        "denominators with weight 0",
+        description="mask: rejected tokens do not count in the denominator of the loss. zero: they have weight 0, "
+        "but count in the denominator",
     )
     when: Literal["always", "positive_advantage", "negative_advantage", "nonpositive_advantage", "drifting"] = Field(
         default="always",
@@ -235,7 +235,7 @@ class Weight(_CorrectionModel):
 
     level: Literal["token", "sequence", "geometric"] = Field(
         default="token",
-        description="token ratio, product over the sequence, or geometric mean over the sequence",
+        description="ratio of the token, product of the sequence's token ratios, or their geometric mean",
     )
     truncate: float | None = Field(default=None, description="upper bound. Larger weights are set to the bound")
     clip: Interval | None = Field(
@@ -251,9 +251,9 @@ class Weight(_CorrectionModel):
     )
     normalize: Literal["none", "token", "sequence"] = Field(
         default="none",
-        description="token: divide the weights by their mean over tokens. sequence: divide them by the mean "
-        "over sequences of "
-        "the mean weight of each sequence",
+        description="token: divide the weights by the mean weight of all tokens. sequence: compute the mean "
+        "weight of each sequence, "
+        "and divide the weights by the mean of these means",
     )
     normalize_over: Literal["group", "micro_batch"] = Field(
         default="group",
@@ -265,26 +265,26 @@ class Weight(_CorrectionModel):
         description="skip: leave sequences without valid tokens out of the mean over sequences. count: count them as 0",
     )
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
-    over: Literal["sequence", "segment"] = Field(default="sequence", description=f"aggregated {_SEGMENT_DESCRIPTION}")
+    over: Literal["sequence", "segment"] = Field(default="sequence", description=_SEGMENT_DESCRIPTION)
     clamp: ClampLevel = Field(
         default="aggregate",
-        description="clamp log ratios after aggregation, per token before aggregation, or not at all",
+        description="aggregate: clamp the log ratio of the sequence. token: clamp the log ratio of each token",
     )
     limit: float = _CLAMP_LIMIT
     sees: Literal["original", "remaining"] = Field(
         default="original",
-        description="original: aggregate over all valid tokens. remaining: aggregate over the tokens that the "
+        description="tokens whose ratios the weight uses. original: all valid tokens. remaining: tokens that the "
         "gates kept. If the "
-        "gates kept no token, the weight is 1",
+        "gates rejected all tokens, the weight is 1",
     )
     nonfinite: Literal["keep", "one", "zero"] = Field(
         default="keep",
-        description="keep a weight that is NaN or infinite, set it to 0 (zero), or count its ratio as 1 (one)",
+        description="if a weight is NaN or infinite. zero: set the weight to 0. one: set its ratio to 1",
     )
     bound_where: Gate | None = Field(
         default=None,
-        description="apply the bound only to sequences that this gate would reject. null: apply the bound to "
-        "all sequences",
+        description="a gate. The weight's bound only applies to sequences that this gate would reject. null: to all "
+        "sequences",
     )
 
     @field_validator("clip", "zero")

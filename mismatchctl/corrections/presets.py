@@ -148,7 +148,7 @@ TRAIT_TITLES = {
     "name": "preset", "weight": "IS weight", "rejection": "rejection", "clip": "PPO clip", "bypass": "bypass",
     "old_policy": "old policy", "policies": "policies", "batch_invariant": "batch invariant",
     "corrects": "corrects", "forward_pass": "extra forward pass", "cost": "extra cost", "assumes": "assumes",
-    "severity": "for a mismatch that is", "recommended": "documents recommend it",
+    "severity": "for a mismatch that is", "recommended": "recommended in documentation",
 }  # fmt: skip
 _EMPTY = "-"
 
@@ -216,7 +216,7 @@ def _describe_effect(correction: Correction) -> str:
 def _list_costs(correction: Correction) -> list[str]:
     found = []
     if correction.weight is not None and correction.weight.level == "sequence":
-        found.append("variance that grows with length")
+        found.append("variance that grows with the response length")
     if any(gate.effect == "mask" for gate in correction.gates):
         found.append("rejected data")
     if any(gate.effect == "zero" for gate in correction.gates):
@@ -229,12 +229,12 @@ def _list_assumptions(correction: Correction) -> list[str]:
     if correction.loss == "ppo_bypass":
         found.append("rollout and train nearly agree, so PPO's clip can limit the mismatch and the update together")
     if correction.loss == "policy_gradient":
-        found.append("updates are small, because no clip limits them")
+        found.append("updates are small, although no clip limits them")
     if correction.weight is not None:
         found.append(
             {
                 "token": "a token's weight can ignore the ratios of earlier tokens (biased, little variance)",
-                "sequence": "sequences are short, the mismatch is tiny or batches are large (no bias within the bound)",
+                "sequence": "sequences are short, the mismatch is tiny or batches are large (no bias below the bound)",
                 "geometric": "one mean ratio per sequence can replace its token ratios (biased, little variance)",
             }[correction.weight.level]
         )
