@@ -92,7 +92,7 @@ COLUMN_FAULTS: dict[str, tuple[str, Callable[[Dump, int], Dump]]] = {
         "misaligned",
         lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.roll(row, 1)),
     ),
-    "responses edited in 20% of the rows": ("edited_response retokenized", edit_rows),
+    "20% of the responses edited after sampling": ("edited_response retokenized", edit_rows),
     "rollout log-prob -30 at 1% of the tokens": (
         "padding_or_sentinel unexplained",
         lambda dump, seed: change_rows(
@@ -107,8 +107,8 @@ COLUMN_FAULTS: dict[str, tuple[str, Callable[[Dump, int], Dump]]] = {
         "probabilities_not_logs",
         lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.exp(row)),
     ),
-    "20% of the rows repeated": ("duplicated_rows", repeat_rows),
-    "rollout log-probs of other rows in 20% of the rows": ("swapped_rows", swap_rows),
+    "20% of the responses repeated": ("duplicated_rows", repeat_rows),
+    "rollout log-probs of other responses in 20% of the responses": ("swapped_rows", swap_rows),
 }
 
 Verdict = tuple[str, str, frozenset[str], frozenset[str], list[Finding]]

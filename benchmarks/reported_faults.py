@@ -82,7 +82,7 @@ CUT = "truncated_sampling sampling_settings"
 FAULTS: dict[str, PlantedFault] = {
     "healthy": plant("numerical_noise", faults.clean),
     "another token's log-prob, some tokens": plant("other_token_recorded", faults.other_token, (0.01, 0.05, 0.3, 1.0)),
-    "another token's log-prob, some rows": plant("other_token_recorded", faults.other_token_in_rows, (0.05, 0.5)),
+    "another token's log-prob, some responses": plant("other_token_recorded", faults.other_token_in_rows, (0.05, 0.5)),
     "wrong model state in the engine": plant("engine_state", faults.engine_state, (0.1, 0.5, 1.0)),
     "wrong model state in the trainer": plant("engine_state", faults.engine_state, (0.1, 0.5, 1.0), side="trainer"),
     "wrong log-probs at the end of the longest responses": plant("engine_state", faults.end_of_length, (0.1, 0.5, 0.9)),
@@ -270,7 +270,7 @@ def main() -> None:
         settings_line(rows),
         "",
         f"Another test uses series of {len(shares)} dumps. In a series, the same fault affects",
-        f"{', '.join(shares[:-1])} and {shares[-1]} of the tokens or rows. In {len(severities) - len(falls)} of",
+        f"{', '.join(shares[:-1])} and {shares[-1]} of the tokens or responses. In {len(severities) - len(falls)} of",
         f"{len(severities)} series, the confidence of the findings never falls from one dump to the next.",
         *(f"The confidence falls for {name} ({kind}): {own}." for name, kind, own in falls),
     ]
