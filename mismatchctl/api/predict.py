@@ -734,7 +734,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """Try several bounds per gate. Return (length, predicted, observed rejection, sequences, standard error)."""
+    """Check predictions for several bounds per gate: (length, predicted, observed rejection, sequences, error)."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])

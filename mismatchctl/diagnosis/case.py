@@ -401,7 +401,7 @@ class Case:
         return better
 
     def fit_within_rows(self, values: Float64s, used: Bools) -> tuple[float, float, int]:
-        """Regress loudness on `values`, relative to row means. Return slope, standard error and row count."""
+        """Fit a line to `loudness` over `values` within rows. Return slope, standard error and row count."""
         values = np.where(used, values, 0.0)
         across, up = ((part - self.each(self.part_means(part, used))) * used for part in (values, self.loudness))
         product, square = self.sums(across * up), self.sums(across * across)
@@ -550,7 +550,7 @@ _KINDS_MIN_TOKENS = 5
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Rows of two kinds. `louder` [S] flags the kind whose mismatch is larger, by the factor `times`."""
+    """Rows of two kinds, one with a larger mismatch by the factor `times`. `louder` [S] flags the rows of this kind."""
 
     louder: Bools
     times: float

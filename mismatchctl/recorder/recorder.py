@@ -37,7 +37,7 @@ TOKEN_COLUMNS = ("token_ids", PROMPT_COLUMN, TOP_COLUMNS[0])
 
 Array = NDArray[Any]
 Cells = Array | list[Array]
-"""Values of a column: one for all, one per sequence, padded rows (two or more dimensions), or a list of rows."""
+"""Values of a column: one for all rows, one per row, padded rows (two or more dimensions), or a list of rows."""
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:

@@ -211,7 +211,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check that the dump has each baseline step or column value that a rule judges. Skip steps if it shares none."""
+    """Check that the dump has each baseline step or column value that a rule judges. Skip steps if all are new."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue

@@ -26,7 +26,7 @@ _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQe
 """Codes of numpy dtypes that can be read: numbers, strings and objects."""
 _MOST_DIMENSIONS = 32
 _MOST_INTEGER_KEY = 1 << 24
-"""Integer keys of a dict must be smaller. Large keys with equal hashes would let an attacker slow down reading."""
+"""Integer keys of a dict must be below this. Large keys with equal hashes would let an attacker slow down reading."""
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
 """Time limit for reading a pickle: `_SECONDS`, plus `_SECONDS_PER_BYTE` for each byte of the file."""
 _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26

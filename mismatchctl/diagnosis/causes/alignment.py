@@ -551,7 +551,7 @@ def _find_bad_ends(case: Case) -> Bools:
 
 
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
-"""A token is far if its log-probs differ by over 0.5 nats. Of the tokens in tool output, 67% or more were far."""
+"""A token is far if its log-probs differ by over 0.5 nats. At least 67% of the tokens in real tool output are far."""
 
 
 def detect_unsampled_tokens(case: Case) -> Detection | None:

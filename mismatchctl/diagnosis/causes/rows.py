@@ -305,7 +305,7 @@ def _rise_within_turns(case: Case, turn: Ints, used: Bools) -> float:
 
 
 def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Regress the loudness on log2(1 + `place`) within rows. Return slope, its z-score, and (early, late) means."""
+    """Fit a line to the log mismatch over log2(1 + `place`) within rows. Return slope, z-score, (early, late) means."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)

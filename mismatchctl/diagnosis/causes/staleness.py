@@ -167,7 +167,7 @@ def _format_lags(lags: Iterable[float]) -> str:
 
 _PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
-"""In affected prompts, the mean log mismatch of the first tokens is larger than that of later tokens by this value."""
+"""In affected prompts, the first tokens have a larger mean log mismatch than later tokens, by at least this value."""
 
 
 def detect_stale_prefix(case: Case) -> Detection | None:
@@ -423,7 +423,7 @@ def _regress_on_age_and_lag(level: Float64s, age: Float64s, lag: Float64s) -> tu
 
 _MIN_FREEDOM = 12
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
-"""The mismatch is assumed to vary by 10% between steps. This assumption counts as much as 8 measured steps."""
+"""The mismatch is assumed to vary by 10% between steps. This assumption has the same weight as 8 measured steps."""
 MIN_ROWS = 4  # A step or column value with fewer sequences is not tested for an unusual mismatch
 StepKey = tuple[GroupValue, GroupValue]
 StepCells = dict[StepKey, Float64s]

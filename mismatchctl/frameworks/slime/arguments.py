@@ -303,7 +303,7 @@ def _normalize_keys(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
-    """Return the path of the correction function, or `None`. If only fields of mis.yaml are set, return mis.py's."""
+    """Return the path of the correction function, or `None`. If fields of mis.yaml are set without a path: mis.py."""
     if given is None:
         return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
     function = str(given).rpartition(".")[2]

@@ -178,7 +178,7 @@ Tables = tuple[str, ...]
 
 
 def _weight_tables(level: str, version: VerlVersion) -> Tables:
-    """Return the names of the tables with metrics of weights. In 2025-10, shares of geometric weights count tokens."""
+    """Return the tables with metrics of weights. In verl 2025-10, shares of geometric weights are shares of tokens."""
     kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
     return "weights", f"{kind}_weights"
 
@@ -246,7 +246,7 @@ def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
 
 
 def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Tables, str, str]]:
-    """Yield tables of names.yaml, the prefix of the names that verl logs, and the condition under which verl does."""
+    """Yield tables of names.yaml, the prefix of the names that verl logs, and the options that make verl log them."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     yield *_off_policy_tables(version), ""
     key, levels = ("rollout_is_level", _LEVELS) if version.dialect == "flat" else ("rollout_is", _LEVELS[:2])

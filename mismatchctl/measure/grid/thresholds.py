@@ -96,7 +96,7 @@ class BlockColumns:
     terms: dict[str, list[Term]] = field(default_factory=dict)
 
     def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
-        """Return the column `name` at each point of the grid. `sums` contains this column, or those of its terms."""
+        """Return the column `name` at each point of the grid. `sums` contains this column, or its terms' columns."""
         if name not in self.terms:
             return self._at_points(sums[name])
         parts = []

@@ -60,7 +60,7 @@ def _find_jumps(look: Snapshot) -> Mapping[StepKey, str]:
 
 
 def format_answers(look: Snapshot, runs: Iterable[str]) -> Iterator[str]:
-    """Yield a line with status and reason for each run. If there are many runs, yield a headline and only the worst."""
+    """Yield a line with status and reason for each run. If there are many, yield a headline and only the worst runs."""
     found = {run: run_status(look.result.runs[run]) for run in runs}
     if len(found) > MAX_FIRST_RUNS:
         head = runs_headline(found, calm_title(found))
