@@ -33,7 +33,7 @@ MAX_TOKENS = 4_096
 
 @dataclass(frozen=True)
 class SequenceRow:
-    """One sequence to show. A is its number of tokens, and T is its number of valid tokens."""
+    """One sequence to show. Arrays have one value per token [A] or one value per valid token [T]."""
 
     file: str
     row: int

@@ -223,8 +223,8 @@ def chi2(
 ) -> float:
     """Return the mean of the squared importance ratios, minus 1.
 
-    The value estimates the chi-squared divergence of the trainer from the rollout engine. If all log-probs of the two
-    are equal, the value is 0.
+    The value estimates the chi-squared divergence of the trainer from the rollout engine. If rollout and train
+    log-probs are equal, the value is 0.
 
     >>> round(mm.chi2([[-1.0, -2.0]], [[-1.1, -2.0]]), 5)
     -0.09063

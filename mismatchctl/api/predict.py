@@ -266,7 +266,7 @@ def predict_fresh_batch(
 def _predict_batch(
     table: Float64s, clusters: Hashes, steps: Ints, per_cluster: float, sequences: int, purpose: str
 ) -> tuple[float, tuple[float, float], bool]:
-    """Predict the rejected fraction of a batch. Return it, its interval, and True if steps differ significantly."""
+    """Return the predicted rejected fraction of a batch, its interval, and True if steps differ significantly."""
     differ = steps_differ(table, steps, cluster_generator(clusters, "permutation"))
     own = steps if differ else np.zeros_like(steps)
     draws = _draw_batches(table, own, per_cluster, sequences, cluster_generator(clusters, purpose))
@@ -440,8 +440,8 @@ def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Fl
 def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
     """Estimate why sums of log ratios vary between responses: four variance components per bootstrap replicate [R, 4].
 
-    The components are independent noise of each token, its growth with the position, a bias shared by all tokens of a
-    response, and its growth with the position. They are fitted to covariances between response parts (Rao's MINQUE).
+    The components are independent noise of each token, the growth of this noise with the position, a bias shared by
+    all tokens of a response, and the growth of this bias. They fit covariances of response parts (Rao's MINQUE).
     """
     found = _fit_components(sample, weights, (0, 1, 2, 3))
     if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # otherwise the growth of the bias would be fitted to noise
@@ -456,7 +456,7 @@ def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Fit the `chosen` variance components by least squares, without negative values. The others are 0 [R, 4]."""
+    """Fit the `chosen` variance components (at least 0) by least squares, and set the other components to 0 [R, 4]."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -502,7 +502,7 @@ def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]
 
 
 def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
-    """For each replicate and sequence, return the mean per token over its step [R, S]. `values` are sums [S]."""
+    """For each replicate, return the mean per token in the step of each sequence [R, S], from sums `values` [S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
     return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]
@@ -716,7 +716,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Check predictions for long responses, made from their first half or quarter. If too few are long: `None`."""
+    """Check predictions for long responses, made from their first half or quarter (`None` if too few are long)."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)

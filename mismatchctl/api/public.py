@@ -282,7 +282,7 @@ def gate(
             Example: `rule="k3:max=0.01,increase=20%,per=step"`.
         rules: More rules. Default: fail if K3 rose by more than 25%, or if all log-probs are bit-identical.
         expect_bitwise: Fail unless the rollout and train log-probs of each token are bit-identical.
-        corrections: Your own corrections, if a rule names them (`correction=NAME`). Presets are known.
+        corrections: Your own corrections, if a rule names them (`correction=NAME`). Presets need no entry here.
         level: Accepted probability that any rule fails without a real change. It is above 0, and at most 0.5.
         max_skipped: Largest accepted share of bad sequences, tokens or files, and of repeated sequences. Above this
             share, the verdict is undecided.

@@ -46,7 +46,7 @@ class ReadOptions(TypedDict, total=False):
 NO_MICRO_BATCHES = "the dump lacks the column micro_batch"
 
 MicroBatches = Mapping[int, Ints]
-"""Maps the index of a file to a number for each of its rows: the micro-batch within the step."""
+"""File index -> micro-batch number of each row in the file. The first micro-batch of a step has the number 0."""
 
 
 def number_micro_batches(dump: Dump, size: int) -> MicroBatches:

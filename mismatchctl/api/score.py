@@ -94,7 +94,7 @@ _BOS_REMEDY = "record the token with which every text begins (BOS) as the prompt
 
 
 def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[DumpFile]:
-    """Open the files of a dump for scoring. Raise an error if they lack token ids or have a column of `without`."""
+    """Open the files of a dump for scoring. Raise an error if they lack token ids or contain a column in `without`."""
     files = open_parquet_dump(place).files
     for file in files:
         if file.layout == "long":

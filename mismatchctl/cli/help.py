@@ -66,7 +66,7 @@ def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def _annotate(parameter: Parameter, command: str, owner: Parameter) -> Any:
-    """Add the help of help.toml to a parameter's type. `owner` is the parameter, or the one whose dataclass has it."""
+    """Add help of help.toml to a parameter's type. For a dataclass field, `owner` is the dataclass parameter."""
     if parameter.annotation is typer.Context:
         return parameter.annotation
     sections = [_read_help().get(name, {}) for name in (command, getattr(owner.annotation, "__name__", ""), "shared")]

@@ -205,7 +205,7 @@ class OutputOptions:
     def write(
         self, data: Callable[[], str], page: Callable[[], Document], save: Callable[[Path], None] | None = None
     ) -> None:
-        """Write the requested files. `save` writes the `-o` file. Without `save`, the file contains `data()`."""
+        """Write the requested files. `save` writes the `-o` file. Without `save`, the `-o` file contains `data()`."""
         markdown = None if str(self.markdown) == "-" else self.markdown
         out.write_files(out.render_page_files(page, self.html, markdown))
         if self.output is not None and str(self.output) != "-":

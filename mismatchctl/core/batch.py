@@ -20,7 +20,7 @@ BatchT = TypeVar("BatchT", bound="TokenBatch")
 BLOCK_TOKENS = 1 << 16
 """Maximum tokens per block, unless one sequence is longer. Temporary arrays of a block then fit the CPU cache."""
 TILE = 1024
-"""Number of tokens that compiled loops process at a time. Their temporary arrays then fit the first-level cache."""
+"""Number of tokens that compiled loops process at a time, so that temporary arrays fit the first-level cache."""
 _LONG_SEGMENT = 64  # `token_selector` copies whole segments if their mean length is above this, else single tokens
 BLOCK_SEQUENCES = 1 << 14
 """Maximum number of sequences per block. It limits memory, because each sequence has hundreds of values."""

@@ -108,7 +108,7 @@ PROBABILITY_BIN_BY_SURPRISAL = _probability_bin_by_surprisal()
 LAYER_TOKENS = tuple(f"tokens@{place}" for place in range(PROBABILITY_BINS))
 """Names of columns with token counts by bin of the rollout probability, such as `tokens@5`."""
 LAYER_K3 = tuple(f"k3@{place}<{exponent}" for place in range(PROBABILITY_BINS) for exponent in CAP_EXPONENTS)
-"""Names of columns with sums of min(K3, cap). `k3@5<-2`: bin 5 of the rollout probability, cap with exponent -2."""
+"""Names of columns with sums of min(K3, cap). `k3@5<-2`: bin 5 of the rollout probability, cap 1/32 (exponent -2)."""
 LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 

@@ -60,7 +60,7 @@ def _make_row_adder() -> Any:
 
 
 def _make_extreme(name: str) -> Any:
-    """Build a function for the minimum or maximum of two floats. LLVM can vectorize it."""
+    """Build a function for the minimum or maximum of two floats that LLVM can vectorize."""
 
     @intrinsic
     def extreme(typing: Any, first: Any, second: Any) -> Any:
@@ -82,7 +82,7 @@ float_to_bits = _make_bitcast(float32, int32)
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Decode `count` Parquet levels in body[at:stop]. Write indices of zeros to `out`, return their number or -1."""
+    """Write indices of zeros in `count` Parquet levels (body[at:stop]) to `out`. Return their number (error: -1)."""
     done = found = 0
     while done < count:
         header: Any = int64(0)
@@ -140,7 +140,7 @@ def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: An
     """Find the lists in a Parquet page, and write the index of each list's first value to `offsets`.
 
     The page has `count` levels: one per value or empty list. Return the position of its values, or -1 if the page is
-    bad or an array is too small. Update `state` [3]: lists, values, and 1 if the next page may continue the last list.
+    bad or an array is too small. Update `state`: numbers of lists and values, 1 if the next page may continue a list.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)

@@ -215,7 +215,7 @@ _PROBABILITY_MARGIN = 1e-8  # probabilities are clamped to this distance from 0 
 
 
 def _binary_kl(p: Any, q: Any) -> Any:
-    """Compute KL(p || q) per token for two outcomes: the sampled token, and any other token."""
+    """Compute KL(p || q) per token for two outcomes: the sampled token (probabilities p, q) or another token."""
     p, q = (
         np.clip(values, *np.array([_PROBABILITY_MARGIN, 1 - _PROBABILITY_MARGIN], values.dtype)) for values in (p, q)
     )

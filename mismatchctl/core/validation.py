@@ -132,7 +132,7 @@ def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 class FiniteModel(BaseModel):
-    """A pydantic model. NaN or infinity in an optional field becomes null. For `value`, `status` then explains why."""
+    """A pydantic model. NaN or infinity in an optional field becomes null. `status` explains a null in `value`."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

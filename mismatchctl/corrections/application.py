@@ -122,7 +122,7 @@ def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selecti
 
 
 def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
-    """Return the values that a gate compares with its bounds (`ratio`: log ratios), per token [T], sequence or turn."""
+    """Return the values that a gate compares with its bounds (ratios as logs), per token [T], sequence or turn."""
     if gate.statistic == "age":
         unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
         return np.where(np.isnan(batch.age), unknown, batch.age)
@@ -147,7 +147,7 @@ _PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_
 
 
 def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batch: TokenBatch) -> Float64s:
-    """Return `measured` with the tokens of train probability 0 (log ratio -inf) included in each segment or prefix."""
+    """Add tokens of train probability 0 (log ratio -inf) to the values `measured` of each segment or prefix."""
     impossible = _count_impossible_tokens(gate.over, view.segments, batch)
     if impossible is None or gate.level == "token" or gate.statistic in _PROBABILITY_STATISTICS:
         return measured
@@ -529,7 +529,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Flag sequences [S] with a token that a per-token rule may reject, or give a weight other than its ratio."""
+    """Flag sequences [S] if a per-token rule may reject a token, or give a token a weight other than its ratio."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight

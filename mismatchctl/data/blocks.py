@@ -91,7 +91,7 @@ class DecodedBlock:
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
     def extent(self, column: str) -> Extent:
-        """Return minimum and maximum of a float column, including masked tokens. If a value is null, they are NaN."""
+        """Return minimum and maximum of a float column, including masked tokens. Nulls make both NaN."""
         if column not in self._extents:
             array = self.tokens[column]
             self._extents[column] = (math.nan, math.nan) if array.null_count else compute_extent(to_numpy(array))
@@ -556,7 +556,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with one row per token. `broken`: first row of a split sequence -> the problem."""
+    """Decode a part of a file with one row per token. `broken` maps first rows of split sequences to their problems."""
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()

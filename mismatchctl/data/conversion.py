@@ -450,7 +450,7 @@ def _span(flags: Sequence[Any]) -> slice:
 
 
 def _join(rollout: _Row, train: _Row) -> tuple[dict[str, Any], bool]:
-    """Join the rollout row and the train row of a sequence. The flag is True if their token ids differ."""
+    """Join the rollout row and the train row of a sequence. Also return True if their token ids differ."""
     sides = list(zip((rollout, train), _match_windows(rollout.windows(), train.windows()), strict=True))
     row: dict[str, Any] = {}
     tokens = []

@@ -134,7 +134,7 @@ def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) 
 
 
 class _PageValues:
-    """The values of all pages of a column. Here, a boolean takes one byte. `array` packs eight booleans into a byte."""
+    """The values of all pages of a column. A boolean takes one byte here. `array` packs eight booleans into a byte."""
 
     def __init__(self, count: int, width: int) -> None:
         self._width, self.filled = width, 0

@@ -312,7 +312,7 @@ def _is_cache(name: str) -> bool:
 
 
 def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
-    """Expand a glob into runs: one of all matching files, or one of `step=*` folders and one of each other folder."""
+    """Expand a glob into runs: all files, or else all `step=*` folders, are one run, and each other folder is a run."""
     store = find_store(pattern)
     found, hidden = store.glob(pattern), os.path.basename(pattern).startswith("_")
     matches = [path for path in sorted(found, key=natural_key) if hidden or not os.path.basename(path).startswith("_")]

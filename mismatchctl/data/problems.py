@@ -94,7 +94,7 @@ _ENDS = {
 
 
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
-    """Find the extra elements in the longer lists of most pairs: "first", "last", "every second", or "" if unclear."""
+    """Return which elements most longer lists have in addition: "first", "last", "every second", or "" if unclear."""
     votes: Counter[str] = Counter()
     pairs = list(pairs)
     for pair in pairs:

@@ -67,9 +67,9 @@ def open_dump(
     """Open the files of a dump and divide them into parts. Tokens are decoded later, in `Dump.read`.
 
     `rename` maps canonical names to column names in the files. `aliases` maps names that frameworks use to canonical
-    names. `wanted` are optional columns to read and check. `watched` are columns to read without checks (only in
-    `Rows`). On bad data, "error" raises an error, and "skip" leaves the sequence or file out and counts it. "mask"
-    masks and counts tokens without a value, and raises an error for other bad data.
+    names. `wanted` are optional columns to read and check. `watched` are columns that only `Rows` contain,
+    read without checks. On bad data, "error" raises an error, and "skip" leaves the sequence or file out and counts it.
+    "mask" masks and counts tokens without a value, and raises an error for other bad data.
     """
     if on_bad not in get_args(BadDataPolicy):
         raise ConfigError(f"{option('on_bad')} must be error, skip or mask, found {on_bad!r}")
@@ -129,7 +129,7 @@ class Dump:
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
     ) -> Iterator[TokenBatch]:
-        """Yield the batches of one part, up to about 3 million tokens each. `watch` gets their Rows. Thread-safe."""
+        """Yield batches of one part, up to about 3 million tokens each. Call `watch` with their Rows. Thread-safe."""
         path, done = unit.file.path, 0
         blocks = self._blocks(unit)
         while True:

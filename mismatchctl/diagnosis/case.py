@@ -139,7 +139,7 @@ class Case:
 
     @cached_property
     def noise(self) -> float:
-        """Estimate the standard deviation of the noise in the logits from the median of |`scaled`|."""
+        """Estimate the standard deviation of the noise in the logits from the median |logit error|."""
         return float(np.median(np.abs(self.scaled))) / 0.6745 if len(self.x) else 0.0
 
     @cached_property
@@ -423,7 +423,7 @@ class Case:
 
     @cached_property
     def turns(self) -> Ints | None:
-        """Return the turn of each token [N], from the column `turn` or mask gaps. `None` if it rarely changes."""
+        """Return the turn of each token [N], by column `turn` or mask gaps (`None` with fewer than 10 changes)."""
         recorded = self.rows.extra_columns.get("turn")
         new = np.zeros(len(self.index), np.bool_)
         inside = self.where[1:] == self.where[:-1]
@@ -470,7 +470,7 @@ _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50
 
 @dataclass(frozen=True)
 class ConstantRuns:
-    """Stretches of neighboring tokens with equal log-probs on one side. `off`: mean |log ratio| of each stretch."""
+    """Stretches of neighboring tokens with equal log-probs on one side. `off` has the mean |log ratio| of each."""
 
     first: Ints
     length: Ints
@@ -544,7 +544,7 @@ class Coherence(NamedTuple):
 
 
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
-"""Minimum variance of the rows' mean `loudness` for two kinds of rows. One kind had up to 0.41, two at least 1.5."""
+"""Minimum variance of the rows' mean `loudness` for two kinds of rows. Runs with one kind had <= 0.41, two >= 1.5."""
 _KINDS_MIN_TOKENS = 5
 
 

@@ -81,7 +81,7 @@ def make_fact(
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """Create a fact: the share of sequences in `among` that are `found`. Its upper bound also counts `perhaps`."""
+    """Create a fact: the share of `among` sequences that are `found`. Its upper limit also counts `perhaps`."""
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:

@@ -31,7 +31,7 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return the recorded top-k log-probs [N, k] of the rollout and of the other side, and sequence indices [N]."""
+    """Return top-k log-probs [N, k] of the rollout and of the trainer (or the reference), and sequence indices [N]."""
     a, b = case.rows.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.extra_columns)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
@@ -194,7 +194,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
 
 
 def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
-    """Return `misfit` and `misfit_z` of a PowerFit, from groups of tokens with a similar `context` (its log Z)."""
+    """Return `misfit` and `misfit_z` of a PowerFit, from groups of tokens whose contexts have a similar log Z."""
     groups = np.searchsorted(np.quantile(context, (0.15, 0.3, 0.5)), context)
     counts, sums = np.bincount(groups), np.bincount(groups, ratio)
     z = np.abs(sums) / np.maximum(np.sqrt(np.bincount(groups, ratio * ratio)), 1e-300)
@@ -352,7 +352,7 @@ def _exponents(case: Case) -> Float64s:
     """Return one estimate of the exponent b per unlikely token: logit(rollout) / logit(train).
 
     b = 2 means that the rollout's probabilities are proportional to the squares of the trainer's probabilities. The
-    estimates farthest from 1 are the most accurate. Sampling with top-p or top-k changes them only a little.
+    estimates farthest from 1 are the most accurate. Top-p and top-k sampling change the estimates little.
     """
     p, q = case.t[case.rare], np.minimum(case.r[case.rare], -1e-9)
     return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))

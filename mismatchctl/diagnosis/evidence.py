@@ -176,12 +176,12 @@ def _count_identical(rows: Rows, valid: ValidTokens, terms: LevelTerms) -> dict[
 
 
 def sum_levels(rows: Rows, levels: LevelTerms, columns: Iterable[str]) -> LevelSums:
-    """Return sums for a regression of the log mismatch on sequence length. Keys: (column, step, value).
+    """Return sums for a regression of the log mismatch on sequence length. The keys are (column, step, value).
 
     The log mismatch of a sequence is log(sum of |log ratio| / sum of 1 - p), where p is the trainer's probability and
-    |log ratio| is limited to 1. Equal noise in all logits gives similar values. Each value of the result is a [4, 4]
-    matrix: the sums of the products of 1, log mismatch, log(number of tokens), and log(mean of 1 - p). The column ""
-    has all sequences of a step.
+    |log ratio| is limited to 1. If all logits have equal noise, sequences have a similar log mismatch. Each value of
+    the result is a [4, 4] matrix: the sums of the products of 1, log mismatch, log(number of tokens), and log(mean of
+    1 - p). The column name "" represents all sequences of a step.
     """
     some = (levels.finite > 0) & (levels.size > 0)  # if all log-probs are equal, log(0) would be -inf
     counts = levels.finite[some]

@@ -110,7 +110,7 @@ def to_array(value: Any) -> Any:
 
 
 def take_prompt(tokens: Any, width: int, attention: Any) -> Any:
-    """Return `tokens` without the last `width` and without padding, or None if `attention` has another length."""
+    """Return `tokens` without padding and the last `width` tokens, or `None` if `attention` has another length."""
     if attention is None or len(attention) != len(tokens):
         return None
     prompt = slice(len(tokens) - width)
@@ -248,7 +248,7 @@ _MOST_PARENTS = 8
 
 
 def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
-    """Find a configuration's file `name`. `above`: also search the working folder and, if `name` has a /, parents."""
+    """Find the file `name` in `folder` (with `above`, also in the working folder and, if `name` has a /, parents)."""
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
@@ -274,7 +274,7 @@ class ReplayOptions:
 
 
 CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
-"""Condition for different results of a framework's nearest rule, for notes. Tokens of real dumps do not meet it."""
+"""When a framework's nearest rule differs from a Correction (text for notes). Tokens of real dumps do not meet this."""
 REPLAY_DEFAULTS = ReplayOptions()
 
 

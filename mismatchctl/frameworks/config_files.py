@@ -140,7 +140,7 @@ def _launched(script: str, name: str) -> list[RawConfig]:
 
 
 def _read_python(path: Path, text: str, name: str) -> list[RawConfig]:
-    """Read calls of classes such as `GRPOConfig`. A configuration is named after the called method or the file."""
+    """Read calls such as `GRPOConfig(...)`. Name each after the file or, for `Class.method(...)`, after the method."""
     found = []
     try:
         for class_name, whose in registry.CONFIG_CLASSES.items():

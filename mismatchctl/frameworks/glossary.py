@@ -21,7 +21,7 @@ from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, corre
 NEVER_LOGGED_STATUS = "no code ever logged this"
 
 _EXAMPLE_METRICS = correction_metrics(Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),)))
-"""Metrics of a correction with one veto, as an example. `gate0` in their keys represents any gate."""
+"""Metrics of a correction with one veto, as an example. In their keys, `gate0` (the first gate) represents any gate."""
 
 
 @dataclass(frozen=True)
@@ -224,5 +224,5 @@ def meanings_as_data(found: Mapping[LoggedMetric, Sequence[str]]) -> list[dict[s
 
 
 def metric_title(metric: Metric) -> str:
-    """Return the title of a metric. If it starts with "gate 0 (...)", leave out the text in parentheses."""
+    """Return the title of a metric, without the description of its example gate: "gate 0 (...)" becomes "gate 0"."""
     return re.sub(r"^gate 0 \(.*\)", "gate 0", metric.title)

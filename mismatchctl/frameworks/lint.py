@@ -62,7 +62,7 @@ def make_finding(module: str, name: str, source: str, /, **values: Any) -> LintM
 
 
 class _Number(float):
-    """A number that `{value:g}` formats with `short_number`: 6.94e-7, 1.0002."""
+    """A number that `{value:g}` formats with `short_number`, for example as 6.94e-7 or 1.0002."""
 
     def __format__(self, spec: str) -> str:
         return short_number(self) if spec == "g" else super().__format__(spec)

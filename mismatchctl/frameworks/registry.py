@@ -196,7 +196,7 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
 
 
 def is_clear(guesses: Mapping[str, int]) -> bool:
-    """Return True if the first score is at least `_NAMED` - 1, and at least `_CLEAR` above the second score."""
+    """Return True if the highest score is at least `_NAMED` - 1, and at least `_CLEAR` above the second score."""
     first, second = [*guesses.values(), 0, 0][:2]
     return first >= _NAMED - 1 and first - second >= _CLEAR
 

@@ -63,7 +63,7 @@ def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | N
 
 
 def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | None = None) -> bytes:
-    """Read up to `count` bytes of a regular file. Raise an OSError for a pipe, or if its owner is not in `owners`."""
+    """Read up to `count` bytes of a regular file. Raise an OSError for a pipe, or if the owner is not in `owners`."""
     with open_regular_file(path) as file:
         found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
@@ -106,7 +106,7 @@ def find_packaged_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
-    """Delay file replacements until this block ends. If it fails, change no file. The yielded list gets the paths."""
+    """Replace files only after this block, if it succeeds. Yield a list that will contain the replaced paths."""
     pending: list[tuple[Path, Path | NextNumber]] = []
     places: list[Path] = []
     token = _pending_moves.set(pending)

@@ -21,7 +21,7 @@ _REPETITION, _CHILDREN, _REPEATED, _OPTIONAL = 3, 5, 2, 1
 _I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
 
 ThriftForm = dict[int, Any]
-"""Expected type of each field, by field number. A dict stands for a nested structure, and `[x]` for a list."""
+"""Field number in a Thrift struct -> expected type. A dict represents a nested struct, and `[x]` a list."""
 _ELEMENT: ThriftForm = {_TYPE: _I32, _REPETITION: _I32, _CHILDREN: _I32}
 _COLUMN_META: ThriftForm = {
     _TYPE: _I32, 2: [_I32], 3: [_BINARY], 8: [{}], 12: {}, 13: [{}], _SIZES: {2: [_I64], 3: [_I64]},

@@ -297,7 +297,7 @@ def _parse_override_value(text: str) -> Any:
 
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the mapping at the path `keys[:-1]`. Like Hydra, create mappings, even instead of other values."""
+    """Return the mapping at `keys[:-1]`. Like Hydra, create missing mappings, and replace other values by mappings."""
     if len(keys) > MOST_DEPTH:
         raise TextError("a key is nested too deeply")
     for key in keys[:-1]:
@@ -308,7 +308,7 @@ def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
-    """Store a word after a flag. `--sizes 1 2` becomes [1, 2]. Return True if the next number also belongs to it."""
+    """Store a word after a flag: `--sizes 1 2` becomes [1, 2]. Return True if another number may belong to the flag."""
     level, last = _find_level(found, keys), keys[-1]
     before = [] if level[last] is True else level[last] if isinstance(level[last], list) else [level[last]]
     are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*before, value))

@@ -251,7 +251,7 @@ def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios], ba
 
 
 def impossible_tokens(batch: TokenBatch) -> Float64s:
-    """Count the tokens per sequence whose probability in the trainer is 0. A sequence without other tokens counts 0."""
+    """Count each sequence's tokens with train probability 0. If all of its tokens are such tokens, return 0 for it."""
     if batch.impossible is None:
         return np.zeros(len(batch))
     return np.where(batch.segments.nonempty, batch.impossible, 0).astype(np.float64)

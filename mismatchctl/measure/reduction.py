@@ -310,7 +310,7 @@ def _pair_column_names(pair: Pair) -> tuple[str, ...]:
 def _optional_pair_columns(
     pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
-    """Return sums and maxima of a pair of policies. Sequences without its log-probs get sums of 0, maxima of -inf."""
+    """Return sums and maxima of a pair of policies: 0 and -inf for sequences that lack the log-probs of the pair."""
     columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
     maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
     chosen = np.flatnonzero(known)

@@ -29,7 +29,7 @@ class LevelTerms(NamedTuple):
 
 
 class ValidTokens(NamedTuple):
-    """Sequence i has the valid tokens `tokens[bounds[i] : bounds[i + 1]]`. If `tokens` is None, all are valid."""
+    """Sequence i has the valid tokens `tokens[bounds[i] : bounds[i + 1]]`. If `tokens` is `None`, all are valid."""
 
     tokens: Ints | None
     bounds: Ints
@@ -46,7 +46,7 @@ class ValidTokens(NamedTuple):
         return np.diff(self.bounds)
 
     def probe(self, sequences: Ints) -> tuple[Ints, Ints]:
-        """Choose HASH.probes valid tokens per sequence. Return (places among valid tokens, indices) [S, probes]."""
+        """Choose HASH.probes valid tokens per sequence. Return (places among valid tokens, token index) [S, probes]."""
         sizes = self.bounds[sequences + 1] - self.bounds[sequences]
         places = (sizes[:, None] - 1) * np.arange(HASH.probes) // (HASH.probes - 1)
         probes = self.bounds[sequences, None] + places

@@ -111,7 +111,7 @@ class TableAxis:
 
     @cached_property
     def _joint_names(self) -> dict[str, int]:
-        """Map names such as `drift_square` (the column `square` of the pair `drift`) to positions."""
+        """Map names such as `drift_square` (the column `square` of the pair `drift`) to column indices."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class TableAxis:
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums per cluster and scope. In a table of a step, the scope is the micro-batch. In a table of a run, the step."""
+    """Sums per cluster and scope. The scope is the micro-batch in a step's table, and the step in a run's table."""
 
     clusters: Hashes  # hash of the cluster of each row [R]
     scopes: Hashes  # hash of the micro-batch or step of each row [R], 0 if rows are not separated by scope

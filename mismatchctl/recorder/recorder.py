@@ -388,7 +388,7 @@ class Recorder:
             raise failure
 
     def _lose(self, error: Exception, writes: int) -> None:
-        """Count `writes` lost calls of `write`. Then raise `error` if `on_error` is "raise", or log the first error."""
+        """Add `writes` calls to the lost calls. Then raise `error` if `on_error` is "raise", or log the first error."""
         with self._lock:
             self.lost += writes
             first, self._warned = not self._warned, True

@@ -213,7 +213,7 @@ Label = str | int | float | bool | None
 Z_LIMIT = 4.0
 """A significant change is at least 4 standard errors. The same limit applies to |mean ratio - 1|."""
 _ROBUST_SHARE = 1 / 3
-"""If the squared p99 of |log ratio| changes by less than 1/3 of K3's change (both as logs), a few tokens cause it."""
+"""A few tokens cause a change of K3 if log(p99^2) of |log ratio| changes by less than 1/3 of the change of log K3."""
 _SHOWN_STEPS = 5
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]

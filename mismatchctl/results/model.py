@@ -53,7 +53,7 @@ class RivalCause(FiniteModel):
 
 
 class Example(FiniteModel):
-    """A sequence that shows the cause. `position` is the index of the first affected token in it."""
+    """A sequence that shows the cause. `position` is the index of its first affected token."""
 
     file: str
     row: int
@@ -405,8 +405,8 @@ class RunContent(FiniteModel):
         shown_abs_diff: mean of min(|log ratio|, 1) over the valid tokens, in nats.
         loud: share of masked tokens with a larger |log ratio| than 99.9% of the valid tokens.
         holes: share of masked tokens among the tokens from the first to the last valid token of each row.
-        clipped: share of valid tokens with exactly the largest |log ratio|, or with both the lowest rollout log-prob
-            and the lowest train log-prob. The larger share counts. It is 0 if chance explains it.
+        clipped: share of valid tokens with exactly the largest |log ratio| or, if larger, share with the lowest rollout
+            log-prob and the lowest train log-prob. It is 0 if chance explains the share.
         doubts: causes with high confidence that make the values of a column invalid, such as unmasked padding.
         vocabulary: number of tokens by token id modulo 64.
         id_p95: 95% quantile of the token ids.

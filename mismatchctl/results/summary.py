@@ -371,7 +371,7 @@ STATUSES: tuple[Status, ...] = ("FAIL", "CHECK", "OK")
 DUMP_FAULTS = frozenset(
     {"unmasked_padding", "padding_or_sentinel", "duplicated_rows", "length_mismatch", "low_precision_logging"}
 )  # fmt: skip
-"""Causes of errors in the dump, such as duplicated rows. The training run itself is right."""
+"""Causes that are errors in the dump, such as duplicated rows, and not in the training run."""
 FAILING_GROWTH = 2.0
 """A run fails if K3 grows by at least this factor."""
 _NEARLY_ALL = 0.95

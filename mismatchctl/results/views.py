@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     StrPath = str | os.PathLike[str]
 
 HEADLINE_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens", "sequences")
-"""Metrics that text output shows. If a run does not have them, text output shows its first metrics."""
+"""Metrics that text output shows. If a run lacks all of them, text output shows its first five metrics."""
 SWEEP_COLUMNS = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
 """Columns that text output shows for each point of a sweep."""
 MAX_LINES, MAX_WIDTH, MAX_CELL = 24, 100, 44

@@ -23,11 +23,11 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
 """A cap on K3 ends the bulk if at most 20% of the baseline's tokens exceed it, and the shoulder if at most 1% do."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
-"""Shares of the significance level for five tests. "bulk" and "shoulder" test K3 with a cap per token, "evened" K3
-with EVENED_WEIGHTS, "lost" how many tokens have a larger K3 than nearly all baseline tokens, "whole" all K3.
+"""Shares of the significance level for five tests. "bulk" and "shoulder" test K3 with a cap per token, "evened" tests
+K3 with EVENED_WEIGHTS, "lost" counts tokens with a larger K3 than nearly all baseline tokens, "whole" tests K3.
 
-Each test detects changes that the other tests miss. If too few clusters have lost tokens for a decision, the other
-tests get the share of "lost".
+Each test detects changes that the other tests miss. If too few clusters have tokens that "lost" counts, the other
+tests get its share.
 """
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
 """Weights of the probability bins: about 1 / (1 - p), because a logit error changes log p in proportion to 1 - p."""
@@ -253,9 +253,9 @@ def linear_statistic(
 ) -> ExcessStatistic:
     """Return how much each cluster contributes to the excess of a metric over its limit. With `lower`, lower is worse.
 
-    This is exact for a mean, and a linear approximation for other metrics. Its slopes are at the value of each sample,
-    so that a larger value always gives a larger excess. For importance weights, they are at the value of the pooled
-    samples, because a few large weights would distort a single sample. `factor` multiplies the value of `sample`.
+    This is exact for a mean, and a linear approximation for other metrics. Slopes are computed at the value of each
+    sample, so that a larger value always gives a larger excess. For importance weights, slopes are computed at the
+    pooled value, because a few large weights would distort a single sample. `factor` multiplies the value of `sample`.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]

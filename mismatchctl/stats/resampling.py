@@ -24,7 +24,7 @@ _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Draw a weight (0 or 2) per cluster of `keys`. The rows are the bootstrap replicates `start` to `stop` - 1."""
+    """Draw a weight (0 or 2) per cluster in `keys` for each of the bootstrap replicates `start` to `stop` - 1."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -65,7 +65,7 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Test if a number is above 0. Return the one-sided p-value of its replicates `draws`. NaN counts as 0."""
+    """Test if a number is above 0: return the one-sided p-value from its replicates `draws`. NaN counts as 0."""
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)
@@ -206,7 +206,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
     """Estimate a permutation test's p-value without draws: the share of relabelings with a total of at least `total`.
 
     A relabeling flips signs of `differences` (new minus old, shared clusters) and labels `chosen` values of `single` as
-    new. Its total is half the sum of differences plus these values. Method: saddlepoint approximation (Skovgaard 1987).
+    new. Total: half the sum of differences plus the new values. Method: saddlepoint approximation (Skovgaard 1987).
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
     if not 0 < largest < math.inf:  # also true for NaN

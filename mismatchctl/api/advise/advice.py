@@ -88,7 +88,7 @@ class RunAdvice(TextView, FiniteModel):
 
     @property
     def runner_up(self) -> RankedCorrection | None:
-        """Return the second correction of the ranking. If it is missing or mostly shrinks the loss, return `None`."""
+        """Return the second correction of the ranking, or `None` if it is missing, or if it mostly shrinks the loss."""
         second = self.advice[1] if len(self.advice) > 1 else None
         return None if second is None or second.loss_scale < MIN_LOSS_SCALE else second
 
@@ -148,7 +148,7 @@ MIN_LOSS_SCALE = 0.5
 """Corrections that multiply the loss by less than this rank last, because they mostly lower the learning rate."""
 
 MIN_SHOWN_GAIN = 1e-3
-"""If |gain| of a correction is smaller, the text says "the same gradient error"."""
+"""If |gain| of a correction is below this value, the text says "the same gradient error"."""
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:

@@ -152,7 +152,7 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> RunAdvice:
-    """Rank `corrections` by their gradient error. Measure `yours` (corrections in use) without a rank or limits."""
+    """Rank `corrections` by gradient error. Also measure `yours`, the corrections in use, without ranking them."""
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
         "batch": update,

@@ -415,7 +415,7 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class GradientReference:
-    """Gradients of the reference correction, which is assumed to be unbiased. Others are compared with it."""
+    """Gradients of the reference correction (assumed unbiased), to compare with the gradients of other corrections."""
 
     gradients: Float64s  # one gradient per batch [batches, features]
     squares: Float64s  # inner products of every two of these gradients [batches, batches]
@@ -505,7 +505,7 @@ def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np
 
 
 def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
-    """Return the mean difference `first` - `second` over batches, and its standard error."""
+    """Return the mean of `first` - `second` over batches, and the standard error of this mean."""
     difference = first - second
     return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
 
@@ -513,7 +513,7 @@ def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
 SIGNIFICANT_STANDARD_ERRORS = 2.0
 """A difference between two gradient errors is significant above this number of standard errors."""
 _CAUTION_FACTOR = 0.5
-"""Candidates are ranked by error plus this number times `critical` standard errors (docs/methods/advice.md)."""
+"""Candidates are ranked by error + this number * `critical` (at least 2) * standard error (docs/methods/advice.md)."""
 RELIABLE_SEQUENCES = 320
 """With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
 _MIN_GAIN = 1e-3

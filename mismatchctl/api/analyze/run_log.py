@@ -309,7 +309,7 @@ def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
 
 
 def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
-    """Describe in which order K3 and the health metrics changed. If K3 or all health metrics did not, return ""."""
+    """Describe in which order K3 and the health metrics changed. If K3 or no health metric changed, return ""."""
     changes = [
         ("K3", k3),
         *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
@@ -384,7 +384,7 @@ def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
 
 
 def _correlation_scale(x: Float64s, y: Float64s) -> float:
-    """Return how many times larger autocorrelation makes the variance of a correlation (Bartlett 1946)."""
+    """Return the factor that corrects the variance of a correlation for autocorrelation (Bartlett 1946)."""
     most = min(_MAX_LAG, len(x) // 4)
     return max(
         1.0, 1 + 2 * sum(_lagged_correlation(x, x, k) * _lagged_correlation(y, y, k) for k in range(1, most + 1))
@@ -470,7 +470,7 @@ class LoggedSteps:
 FLOAT32_TOLERANCE = 2e-6
 """Relative rounding error that a trainer's float32 sum may have, in any order of summation."""
 REPLAY_SPREAD = 2.0
-"""A logged value may differ from our float64 value by this multiple of the difference that float32 would make."""
+"""A logged value may differ from our float64 value by this number times the error of the same value in float32."""
 FLOAT64_TOLERANCE = 1e-9
 """Relative rounding error that a float64 sum may have."""
 METRIC_TOLERANCE = 1e-8

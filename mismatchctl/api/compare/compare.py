@@ -339,7 +339,7 @@ MIN_CARRIED_SHARE = 0.75
 MIN_CARRIED_RATIO = 1.5
 """A carrier's share of the change of K3 is at least this multiple of its share of K3 in the first run."""
 MIN_STANDARD_ERRORS = 3.0
-"""A carrier's contribution exceeds this number of standard errors. The largest of many parts exceeds 2 by chance."""
+"""A carrier's contribution exceeds this number of standard errors. By chance, the largest of many parts exceeds 2."""
 _REPLICATES = 2048  # number of bootstrap replicates for standard errors
 
 
@@ -429,7 +429,7 @@ def _build_decomposition(
     quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans],
     se: Float64s | None = None,
 ) -> model.Decomposition | None:  # fmt: skip
-    """Split the change of K3 among parts of the data. The default `se` ignores the error of token shares."""
+    """Split the change of K3 among parts of the data. Without `se`, standard errors treat token shares as exact."""
     mix, level = contributions(sides[0], sides[1])
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
@@ -460,7 +460,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
-    """Return the parts with at least 75% of the change of K3, and 1.5 times their share of the first run's K3."""
+    """Return the parts with at least 75% of K3's change, if this is 1.5 times their share of the first run's K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None

@@ -137,7 +137,7 @@ class Contrast(FiniteModel):
     """One run compared with the reference run. `paired` describes the clusters that the two runs share.
 
     `changes` contains the change of each mismatch metric, such as `k3`. `corrections` contains the changes of
-    correction metrics, for corrections with the same definition in the two runs. `says` is the summary.
+    correction metrics, for corrections with the same definition in the two runs. `says` has the summary's lines.
     """
 
     other: str

@@ -23,7 +23,7 @@ from mismatchctl.stats.samples import ClusterSample, build_run_sample
 def find_incompatibility(
     target: RuleTarget, run: str, result: Result, baseline_run: str, baseline: Result
 ) -> str | None:
-    """Return why `target` cannot be compared with the baseline, such as another data type, or None if it can."""
+    """Return why `target` cannot be compared with the baseline, such as another data type, or `None` if it can."""
     stored = storage_types(baseline, baseline_run)
     for column, dtype in storage_types(result, run).items():
         if dtype != stored[column]:
@@ -57,7 +57,7 @@ _MIN_SMALLER_PROMPTS = 8
 """response_mask is suspect if at least this number of the common prompts, and more than half, have fewer tokens than
 in the baseline. By chance, all of 8 prompts have fewer tokens in 1 of 256 dumps."""
 _PAIRED_SHARE = 0.5
-"""Missing responses are only reported if dump and baseline share at least half of the smaller one's clusters."""
+"""Missing responses are only reported if dump and baseline share at least half of the clusters of the smaller one."""
 _WHOLE_FILE = "file"  # in an entry of `Provenance.left_out`, this `reason` means that a whole file was skipped
 Match = tuple[str, RunResult, "RunResult | None"]
 """The name of a run, the run in the new Result, and the run to compare it with in the baseline (or `None`)."""
@@ -428,7 +428,7 @@ def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[
 
 
 def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Check that the mean log-probs are close to the baseline's. If not, they may have another unit, such as bits."""
+    """Check that the mean log-probs are close to the baseline's. If not, the dump may use bits instead of nats."""
     here, there = (each.content.responses if each.content is not None else "" for each in (run, accepted))
     scale = _SCALE_OF_SAME_TOKENS if here and here == there else _SCALE
     found = []

@@ -118,7 +118,7 @@ def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
 
 
 def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
-    """Return the part of the baseline to compare `place` with: the same column value, or `whole` (the whole run)."""
+    """Return the part of the baseline to compare `place` with: rows with the same column value, or `whole` (all)."""
     if place.per in ("overall", "step") or place.groups is None:
         return whole
     groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
@@ -225,7 +225,7 @@ def _check_level(level: float) -> None:
 
 
 def _confirm_failure(check: Check, *, significant: bool) -> None:
-    """If a failure is not significant, make it undecided, or passed if the value is allowed (see _FAR_FACTOR)."""
+    """Make a failed check that is not significant undecided, or passed if its value is allowed (see _FAR_FACTOR)."""
     exceeds = exceeds_limit(check)
     if significant:
         check.reason = "" if exceeds else STATISTIC_REASONS.get(check.statistic, "")
@@ -422,7 +422,7 @@ def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(case: _Case) -> tuple[float, float, float] | None:
-    """Return limits from the baseline's value and both ends of its 95% interval. They are equal for `max` or `min`."""
+    """Return limits for the baseline's value and both ends of its 95% interval (all equal for `max` and `min`)."""
     check, bound = case.check, case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound

@@ -172,7 +172,7 @@ def _draw_scores(
 
 @lru_cache(maxsize=8)
 def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
-    """Draw simulated dumps of `size` clusters. Return how often each contains each cluster [_POWER_DRAWS, clusters]."""
+    """Draw simulated dumps of `size` clusters. Return each cluster's count in each dump [_POWER_DRAWS, clusters]."""
     return np.random.default_rng([_SEED, salt]).multinomial(size, chances, _POWER_DRAWS).astype(np.float64)
 
 
@@ -196,7 +196,7 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 def detectable_factor(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the smallest rise that the gate detects as a factor, such as 2.0 for a doubled metric, or else None."""
+    """Return the smallest rise that the gate detects as a factor, such as 2.0 for a doubled metric, or `None`."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     simulated = _SimulatedGate(sample, baseline, sizes, metric, allowance, level)
     return _find_smallest(simulated.detects, _MAX_FACTOR) if simulated.is_possible else None

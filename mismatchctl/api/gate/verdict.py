@@ -355,7 +355,7 @@ def _describe_doubt(check: Check) -> str:
 
 
 def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
-    """Return the checks to show, and the number left out. Of more than MAX_SHOWN_CHECKS, passed checks are left out."""
+    """Return the checks to show, and the number of hidden checks. If more than MAX_SHOWN_CHECKS, hide passed checks."""
     if len(checks) <= MAX_SHOWN_CHECKS:
         return list(checks), 0
     shown = sorted(checks, key=lambda check: -_OUTCOME_ORDER.index(check.outcome))

@@ -326,7 +326,7 @@ POINT_METRICS = {
     "weight_bias": ("ratio", 2),
     "k3_kept": ("nats/token", 1),
 }
-"""Metric -> (unit, order of removal). Narrow terminals drop the columns with the largest number first, never 0."""
+"""Metric -> (unit, number). Narrow terminals drop the column with the largest number first. Number 0 always stays."""
 TARGET_TEXTS = {
     "rejected_tokens": "of tokens rejected",
     "rejected_sequences": "of sequences rejected",

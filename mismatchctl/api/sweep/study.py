@@ -230,7 +230,7 @@ def validate_study(study: Study) -> Study:
 
 
 def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
-    """Set the field `path` of `data`. Lists and mappings on the way are copied, because other points use them too."""
+    """Set the field `path` of `data`. Copy lists and mappings on this path, because other points use them too."""
     parts = path.split(".")
     holder: Any = data
     for depth, part in enumerate(parts):

@@ -111,7 +111,7 @@ def _upper_threshold(distance: float) -> float:
 
 
 def _lower_threshold(distance: float) -> float:
-    """Return the largest veto threshold that keeps the ratio exp(-distance)."""
+    """Return the largest veto threshold that does not reject a token with the ratio exp(-distance)."""
     x = math.exp(-distance)
     while math.log(x) > -distance:
         x = math.nextafter(x, 0.0)
@@ -186,7 +186,7 @@ def add_grids(some: GridTables, more: GridTables) -> GridTables:
 
 
 def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the metric `key` and its standard error at each threshold of _DISTANCE_GRID (delta method)."""
+    """Return the metric `key` at each threshold of _DISTANCE_GRID, and its standard error by the delta method."""
     mass = sums[:, :_BINS]
     total, beyond = mass.sum(axis=1, keepdims=True), mass[:, ::-1].cumsum(axis=1)[:, -2::-1]
     with np.errstate(all="ignore"):
@@ -263,7 +263,7 @@ class TargetBracket:
 def find_brackets(
     grids: GridTables, runs: Iterable[str], wishes: Sequence[TargetValue]
 ) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
-    """Find the grid points between which each target is reached. Also list targets that all or no points meet."""
+    """Find the two thresholds between which each target is met. Also list targets that all or no thresholds meet."""
     found, missed, searches, unknown = [], [], list_searches(wishes), np.full(1, np.nan)
     for run in runs:
         measured = {
@@ -551,7 +551,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
-    """Read the dumps again to compute the metrics at the threshold of each target. A target without one gives {}."""
+    """Read the dumps again to compute the metrics at the threshold of each target ({} without a threshold)."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:

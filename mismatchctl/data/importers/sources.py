@@ -177,7 +177,7 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
 def _convert_run(
     named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
 ) -> tuple[list[ConversionOutcome], list[str]]:
-    """Convert each file to a table, `None` (no sequences), or an error (with `skip`). Also return notes for users."""
+    """Convert each file to a table, `None` (no sequences) or, with `skip`, an error. Also return notes for users."""
     place = os.path.commonpath(named)
     source = ForeignRun(place)
     paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]

@@ -153,7 +153,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
 
 
 def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
-    """Return start and length of one span per sequence [S], with many gross tokens and few other tokens."""
+    """Return start and length of one span per sequence [S], with many `gross` tokens and few other tokens."""
     scores = gross - _SPAN_MIN_DENSITY
     after = np.cumsum(scores)
     before = after - scores
@@ -189,7 +189,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """Split each sequence in two, so that the mean of `values` rises most. Return index, t statistic and rise."""
+    """Split each sequence in two, so that the mean of `values` rises most. Return index, t statistic, rise [S]."""
     floor = max(0.3 * float(values.var()), 0.03)
     n = case.each(case.counts.astype(np.float64))
     running = np.append(0.0, np.cumsum(values))
@@ -427,7 +427,7 @@ _REPAIRING = {
 }  # fmt: skip
 """If an earlier test found one of these causes, only NaN, infinite and null log-probs count as placeholders."""
 _IMPOSSIBLE, _MIN_PADDING_RUN, _DENIED = "impossible", 4, 2.0
-"""A token with train log-prob -inf is called "impossible". `_MIN_PADDING_RUN` or more adjacent ones are padding."""
+"""A token with train log-prob -inf is "impossible". `_MIN_PADDING_RUN` or more adjacent such tokens are padding."""
 _PLACEHOLDER_KINDS = {
     "nonfinite": "NaN, infinite or null",
     "positive": "above 0",

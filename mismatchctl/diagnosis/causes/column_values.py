@@ -51,7 +51,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str, name: str, meaning: str) -> Detection:
-    """Report that one side has wrong values in the sequences flagged in `found` [S]. `left` has corrected values."""
+    """Report that one side has wrong values in the sequences `found` [S]. `left` is the case with corrected values."""
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",

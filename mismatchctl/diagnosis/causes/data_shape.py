@@ -329,7 +329,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
 
 
 def _micro_batch_majority(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
-    """Return the share of rows like most rows of their micro-batch (identical or not), and the number of batches."""
+    """Return the share of rows whose `same` is the majority in their micro-batch, and the number of micro-batches."""
     if case.rows.columns.get("micro_batch") is None:
         return None, 0
     keys = list(zip(case.column("step")[long].tolist(), case.column("micro_batch")[long].tolist(), strict=True))

@@ -15,9 +15,9 @@ from mismatchctl.diagnosis.detection import Detection, make_fact, percent
 from mismatchctl.results.model import Confidence
 
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
-"""Share of K3 that comes from tail tokens: below 0.3 in dense models, 0.7 to 0.95 in mixtures of experts."""
+"""Share of K3 from tokens with a logit error above 12 times the noise. Dense models: below 0.3, MoE: 0.7 to 0.95."""
 _CACHE_LIKE = (8.0, 35.0)
-"""A kurtosis of noise between these values indicates an fp8 cache. Dense models have up to 8, MoE models from 42."""
+"""A kurtosis of noise between these values indicates an fp8 cache. Dense models have less, MoE models more."""
 MIN_STRUCTURE_TOKENS = 3000
 """Minimum number of tokens to test if the noise depends on the token, its position or other properties."""
 
@@ -457,7 +457,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
 
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
-"""A token is gross if its |log ratio| exceeds 1.2 nats and 30 times the noise, and if less than 45% of tokens do."""
+"""A token is gross if its |log ratio| exceeds 1.2 nats and 30 times the noise. If 45% of tokens do, they are not."""
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0

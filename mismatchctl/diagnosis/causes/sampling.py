@@ -497,7 +497,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
-    """Return the difference of `size` between repeated and new tokens of similar probability and place, and z-score."""
+    """Return how much larger `size` is for repeated than for new tokens (similar probability and place), and z."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, 8), (case.place, 4)):
         bins = bins * parts + quantile_bins(values, parts)

@@ -562,7 +562,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the first variable of `products` on the last (with enough data, on all). Return slope and z-score."""
+    """Regress log mismatch on the last variable (with enough data, also on the others). Return slope and z-score."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])

@@ -30,7 +30,7 @@ _SCHEMES = (
         for gating in _GATINGS
     ),
 )
-"""Options that express TIS, IcePop, seq-mask-tis and trust regions. `OpenRlhf` adds thresholds, for version 0.11.2."""
+"""Options of version 0.11.2 for TIS, IcePop, seq-mask-tis and trust regions. `OpenRlhf` adds the thresholds."""
 
 
 class OpenRlhf(PlainFramework):

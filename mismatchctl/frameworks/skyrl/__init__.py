@@ -33,7 +33,7 @@ def _from_one(bound: Any) -> Any:
 
 
 class SkyRl(PlainFramework):
-    """SkyRL applies veto, token mask, weight, sequence mask (in this order). Rejected tokens count in denominators."""
+    """SkyRL applies veto, token mask, weight and sequence mask in this order. Its means also count rejected tokens."""
 
     # fmt: off
     forms = (

@@ -196,7 +196,7 @@ class ArgumentError(ConfigError):
 
 
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Arguments:
-    """Read the keys of mis.yaml and the flags in `native`, and ignore others. Refuse misspelled and invalid ones."""
+    """Read the keys of mis.yaml and the flags in `native`. Ignore other keys. Refuse misspelled keys and bad values."""
     for (key,), hint in find_unread_keys(native, version):
         raise ConfigError(f"no code reads {key!r}{hint}")
     named = _normalize_keys(native)

@@ -244,7 +244,7 @@ VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     ).astype(c.dtype),
     "kept_weights": lambda c: (c.bounded_weights * c.kept).astype(c.dtype),
 }
-"""For each value named in names.yaml, a function that computes it. Values without one are attributes of MicroBatch."""
+"""Value named in names.yaml -> function that computes it. Values without a function are attributes of MicroBatch."""
 
 CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "": lambda a: True,
@@ -265,7 +265,7 @@ CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
 
 _TABLES = read_metrics(__file__)
 METRICS = (*_TABLES["mis"], *_TABLES["loss"], *_TABLES["miles"])
-"""All metrics except `loss`, which is pg_loss + kl_loss_coef * kl_loss. Dumps lack slime's entropy term."""
+"""All metrics except `loss`: a replay adds pg_loss and kl_loss_coef * kl_loss, because dumps lack the entropy term."""
 _LOSS_VALUES = {metric.values for metric in (*_TABLES["loss"], *_TABLES["miles"])}
 
 

@@ -62,7 +62,7 @@ class VerlVersion(CodeVersion):
 
     @property
     def names_loss(self) -> bool:
-        """Return True for versions with the key `loss_type`. Only they apply rejection to PPO in bypass mode."""
+        """Return True for versions with the key `loss_type`. Only these apply rejection to PPO in bypass mode."""
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
@@ -257,7 +257,7 @@ def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
 
 
 def _read_block(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of `rollout_correction`. It rejects by k1, k2 or k3 since verl 0.7.1, before by the ratio."""
+    """Read the keys of `rollout_correction`. Since 0.7.1, verl rejects by k1, k2 or k3, older versions by the ratio."""
     loss, source = _read_loss(settings, version)
     weight, by_ratio = None, version.dialect == "ratio"
     key, level = "rollout_is_threshold", settings["rollout_is"]
@@ -451,7 +451,7 @@ class VerlConfig:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Return the values in the file of keys that this version knows. Those in `quoted_numbers` become floats."""
+        """Return the keys that this version knows, with their values in the file. `quoted_numbers` become floats."""
         known = {key: value for key, value in self.section.items() if key in self.version.keys}
         return {key: float(known[key]) if key in self.quoted_numbers else known[key] for key in known}
 

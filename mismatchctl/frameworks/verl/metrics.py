@@ -57,7 +57,7 @@ def _population_std(values: Floats) -> float:
 
 
 def _ess(values: Floats) -> float:
-    """Return the ESS, between 0 and 1, as verl computes it from weights / mean. If all are 0, raise a DataError."""
+    """Return the ESS (0 to 1), as verl computes it from weights / mean. If all weights are 0, raise a DataError."""
     normalized = values / (mean_in_dtype(values) + np.asarray(1e-8, values.dtype))
     squares = float(mean_in_dtype(normalized * normalized))
     if squares == 0:
@@ -184,7 +184,7 @@ def _weight_tables(level: str, version: VerlVersion) -> Tables:
 
 
 def _factor_table(level: str, version: VerlVersion) -> str:
-    """Return the table with the mean weight that verl divides by. 2025-11-12 and 0.6.1 count empty rows as 0."""
+    """Return the table with the mean weight that verl divides by. Only verl 2025-11-12 and 0.6.1 count empty rows."""
     return f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor"
 
 
@@ -388,7 +388,7 @@ def _compute_rejections(
 def _compute_weights(
     sample: ConfiguredStep, weight: Weight | None, version: VerlVersion
 ) -> tuple[Floats | None, dict[str, float], dict[str, float]]:
-    """Return the final weights, the metrics of weights before normalization, and the logged mean that divides them."""
+    """Return the final weights, the metrics of weights before normalization, and the logged mean for normalization."""
     if weight is None:
         return None, {}, {}
     (low, upper), zero = weight.bounds, weight.zero is not None

@@ -151,7 +151,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return 1.0 for sequences that all sequence gates keep, else 0.0 (`None`: all are kept). Fill `rejected`."""
+        """Return 1.0 for sequences that all sequence gates keep, else 0.0 (`None`: all are kept). Set `rejected`."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -273,7 +273,7 @@ class _BinnedPoints:
     def _add_term(
         self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
     ) -> None:
-        """Add to the sum `name`: column `term`, summed over `runs`, times `WeightBounds.factor(*powers, origin)`."""
+        """Add a Term to the sum `name`: column `term` over `runs`, times `WeightBounds.factor(*powers, origin)`."""
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
@@ -509,7 +509,7 @@ class FamilyRunSums:
     prompts: PromptCounter | None = None  # counts prompts, None without prompt ids
 
     def add(self, closed: ClosedFamily, salt: np.uint64) -> None:
-        """Add sums of a step with hash `salt`. Count each prompt once. Without prompt ids, clusters are per step."""
+        """Add the sums of a step. Count each prompt once. Without prompt ids, clusters differ by step (hash `salt`)."""
         totals, rows = closed.totals, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salt))

@@ -46,7 +46,7 @@ class BlockParts:
 
     @cached_property
     def by_size(self) -> list[tuple[Ints, Ints | slice]]:
-        """Group parts with the same number of sequences. Return (indices of parts, of their sequences) per group."""
+        """Group parts with the same number of sequences. Return (part indices, sequence indices) per group."""
         sizes = np.diff(self.firsts, append=len(self.index))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
@@ -184,7 +184,7 @@ class BinIntervals:
         return found
 
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
-        """Sum `table` along `axis` over each interval. Subtracting cumulative sums would lose digits."""
+        """Sum `table` along `axis` over each interval. Differences of cumulative sums would lose digits."""
         table = np.moveaxis(table, axis, -1)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
@@ -253,7 +253,7 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Keep only `bins`, and merge equal intervals. Also return new indices of intervals (if changed) and bins."""
+        """Keep only `bins`, and merge equal intervals. Also return new indices of intervals (or `None`) and bins."""
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True
         before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
@@ -426,7 +426,7 @@ class GridLayouts(NamedTuple):
 
 @dataclass(frozen=True)
 class CorrectionFamily:
-    """Corrections with the same rules and different bounds. Their grid has one axis per rule, with its variants."""
+    """Corrections with the same rules and different bounds. Their grid has one axis per rule: the rule's variants."""
 
     weights: tuple[Weight | None, ...]  # variants of the weight rule. A single None if every weight is 1.
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in the order of `correction.gates`

@@ -178,7 +178,7 @@ _LOW_BOUNDS, _HIGH_BOUNDS = INTERVALS
 
 @compile_loop
 def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
-    """Count the tokens outside of each of the INTERVALS, from narrow to wide. Stop when one contains all tokens."""
+    """Count the tokens outside of each of the INTERVALS, from narrow to wide, until one contains all tokens."""
     for place in range(len(outside)):
         low, high = _LOW_BOUNDS[place], _HIGH_BOUNDS[place]
         if lowest >= low and highest <= high:
@@ -240,7 +240,7 @@ def _bin_parameters(kind: OctaveBins) -> _BinParameters:
 
 _POSITION, _SURPRISAL = _bin_parameters(BREAKDOWNS["position"]), _bin_parameters(BREAKDOWNS["surprisal"])
 _POSITION_ENDS = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
-"""End of each position bin. A token is in a higher bin if its position + 1 is at least this value."""
+"""Upper end of each position bin, for positions counted from 1. The end itself belongs to the next bin."""
 
 
 @compile_loop

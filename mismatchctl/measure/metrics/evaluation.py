@@ -129,7 +129,7 @@ def close_cell(cell: CellSums, group: ScopeFactors, plan: MeasurePlan) -> CellSu
 
 
 def merge_groups(cells: Sequence[CellSums], salts: Hashes, plan: MeasurePlan) -> CellSums:
-    """Combine the sums of several steps. Rows get the hash of their step (`salts`). Merge rows above `max_clusters`."""
+    """Combine sums of steps. Rows get the hash of their step (`salts`). Merge rows if there are over `max_clusters`."""
     tables = [cell.table for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell.pairs)
     pairs = {name: PairSums.combine([cell.pairs[name] for cell in cells if name in cell.pairs]) for name in names}
@@ -389,7 +389,7 @@ METRICS_NOT_BY_STEP = (
 )
 """All metrics that are only stored per run, not per step. This saves memory in runs with a thousand steps."""
 OTHER_PAIR_METRICS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD_KEYS
-"""Keys of all metrics of other pairs than the mismatch, such as `drift_k3`, and of SPREAD_METRICS."""
+"""Keys of the metrics of all policy pairs except the mismatch, such as `drift_k3`, and keys of SPREAD_METRICS."""
 METRICS_WITH_GROUP_ERRORS = frozenset(
     ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 )
@@ -439,7 +439,7 @@ class GroupMerger(ABC, Generic[CellT]):
             check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Mark steps that cannot grow as complete. If these take much memory, keep only their final sums."""
+        """Mark steps that cannot grow as complete. If complete steps take much memory, keep only final sums."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)

@@ -209,10 +209,10 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
 
 ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
 OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
-"""Top-k columns that can be compared with ROLLOUT_TOP_COLUMN. The first that the dump contains is used."""
+"""Top-k columns to compare with ROLLOUT_TOP_COLUMN. Only the first of these columns in the dump is used."""
 DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
 MIN_REST = 1e-6
-"""Lower limit for the probability of all tokens outside the top k. Float32 probabilities are not more exact."""
+"""Lower limit for the probability of all tokens outside the top k, because float32 is not more exact."""
 MIN_TOP_LOG_PROB = -700.0
 """A lower top-k log-prob is replaced by this value, because exp(-700) is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3

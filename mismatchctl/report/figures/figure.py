@@ -30,7 +30,7 @@ MANY_FIGURES = 100  # if a page has more figures, its numbers are rounded to thr
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. `ticks` are (position, label), or (index, name) if `named`. Symlog is linear up to `linear_to`."""
+    """An axis. `ticks` are (position, label), or (index, name) if `named`. Symlog axes are linear up to `linear_to`."""
 
     label: str = ""
     scale: Scale = "linear"
@@ -194,7 +194,7 @@ def interval_of(
 
 
 def change_axis(label: str, series: Mapping[str, Mapping[str, Interval]]) -> Axis:
-    """Return an axis for relative changes: in percent, or in factors if a change is larger than a factor of 5."""
+    """Return an axis for relative changes: in percent, or as factors such as 6x if a change exceeds a factor of 5."""
     ends = [end for values in series.values() for ends in values.values() for end in ends if end is not None]
     low, high = cap_sum(min([*ends, 0.0])), cap_sum(max([*ends, 0.0]))
     if max(-low, high) <= 4:
