@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def diagnose(paths: Sequence[DumpSource], *, by: Sequence[str] = (), **options: Unpack[ReadOptions]) -> Diagnosis:
     """Find the causes of the mismatch in each run. Invalid values, such as NaN, do not raise errors but are evidence.
 
-    For each column in `by`, also find values whose mismatch differs from the rest, such as one worker.
+    For each column in `by`, also find values with an unusual mismatch, such as one worker of many.
     """
 
     @cache

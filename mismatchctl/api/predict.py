@@ -68,7 +68,7 @@ class Prediction:
     quantity: str  # key of the metric, such as `rejected_sequences`
     value: float | None
     interval: tuple[float, float] | None  # central 95% interval
-    status: str  # "ok", a limitation of the prediction, or the reason why `value` is None
+    status: str  # "ok", a limitation of the prediction, or the reason why `value` is `None`
     model: str  # the assumptions of the prediction, in words
     check: BackTest | None = None
 

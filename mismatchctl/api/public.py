@@ -329,7 +329,7 @@ def diagnose(
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.diagnose("dumps/")`.
         by: Columns with the worker, rank or data source of each sequence. The diagnosis finds the workers, ranks and
-            sources whose mismatch differs from the others. Example: `by="rank"`.
+            sources with an unusual mismatch. Example: `by="rank"`.
         columns, threads, engine, progress: As in `mm.analyze`.
 
     Returns:

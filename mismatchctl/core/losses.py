@@ -137,7 +137,7 @@ def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
 
 
 def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
-    """Estimate the KL per token from log ratios x: k1 is x, k2 is x^2 / 2, k3 is exp(-x) - 1 + x."""
+    """Estimate the KL per token from x = log(policy / reference): k1 is x, k2 is x^2 / 2, k3 is exp(-x) - 1 + x."""
     if kind == "k1":
         return log_ratio
     if kind == "k2":

@@ -371,7 +371,7 @@ class Correction(_CorrectionModel):
     def weights_loss(self) -> bool:
         """Return True if the loss is multiplied by the weights.
 
-        False without weights, for `vespo`, and for OWN_RATIO_LOSSES with `current/rollout` (they contain the weights).
+        False without weights, or if the loss contains them: `vespo`, and OWN_RATIO_LOSSES with `current/rollout`.
         """
         name = parse_loss(self.loss)[0]
         own = name == "vespo" or (

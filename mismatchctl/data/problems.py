@@ -141,7 +141,7 @@ class UnequalRow:
 
     @property
     def odd_column(self) -> str:
-        """Return the only column whose list has another length than the rest, or "" if there is not exactly one."""
+        """Return the column whose list differs in length from all other lists, or "" if several lists differ."""
         common, _ = Counter(list(self.lengths.values())[::-1]).most_common(1)[0]
         odd = [column for column, length in self.lengths.items() if length != common]
         return odd[0] if len(odd) == 1 else ""

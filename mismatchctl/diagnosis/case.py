@@ -371,7 +371,7 @@ class Case:
 
     @property
     def rare(self) -> Bools:
-        """Flag the least likely tokens [N], usually below 3%. A higher temperature makes them likelier."""
+        """Flag the least likely tokens [N], usually with p < 3%. A higher temperature makes them likelier."""
         found: Bools = self.t < -3.5
         if found.sum() < 30 and len(self.t):
             found = self.t < np.quantile(self.t, 0.02)

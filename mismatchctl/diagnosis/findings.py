@@ -120,7 +120,7 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Set each cause's share of K3. The first cause that affects all tokens (or the last cause) also gets the rest."""
+    """Set each cause's share of K3. The remainder goes to the first that affects all tokens, or else to the last."""
     if not found:
         return []
     whole = left = found[0].case.whole_k3

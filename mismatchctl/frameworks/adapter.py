@@ -211,7 +211,7 @@ def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
 def fit_rules(
     correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
 ) -> tuple[Correction, list[str]]:
-    """Drop each rule that changes if it is written and read again. Return the Correction, and a reason per rule."""
+    """Drop each rule that changes if it is written and read again. Return the other rules, and the reasons."""
 
     def refusal(tried: Correction) -> str:
         try:

@@ -135,7 +135,7 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Map each metric's key to the part of a Result that contains the metric, or to `metrics` if both parts do."""
+    """Map each metric's key to the part of a Result that contains it: `metrics` or else `corrections`."""
     found: dict[str, Literal["metrics", "corrections"]] = {each.key: "corrections" for each in _EXAMPLE_METRICS}
     return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 

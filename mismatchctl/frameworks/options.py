@@ -125,7 +125,7 @@ Rules = tuple[Weight | None, tuple[Gate, ...]]
 
 
 class ConfiguredCorrection(Correction):
-    """A Correction with the framework's options it was read from. They also set the loss and its metrics."""
+    """A Correction and the framework's options that it was read from. These options also set the loss."""
 
     _options: Options = PrivateAttr(default_factory=dict)
 

@@ -21,7 +21,7 @@ _cleanups: list[Callable[[], None]] = []
 
 
 def install_handlers() -> None:
-    """Raise KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP, unless it is ignored. A second signal ends the process."""
+    """Raise KeyboardInterrupt on a SIGINT, SIGTERM or SIGHUP that is not ignored. A second signal ends the process."""
     for number in _SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
             signal.signal(number, _handle_signal)

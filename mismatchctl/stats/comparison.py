@@ -193,7 +193,7 @@ def _excess_over_limit(
 
 
 def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the excess per cluster, added up over bins of the rollout probability. Each bin has its own limit."""
+    """Return each cluster's excess over the limit of each bin of the rollout probability, added up over the bins."""
     found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
         values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))

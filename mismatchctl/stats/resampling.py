@@ -36,7 +36,7 @@ def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
 def resample_metrics(
     samples: Sequence[ClusterSample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
 ) -> list[list[Float64s]]:
-    """Return bootstrap replicates of each metric in each sample. A cluster has the same weights in all samples."""
+    """Return bootstrap replicates of each metric in each sample. A cluster has the same random weights in all."""
     every = np.unique(np.concatenate([sample.keys for sample in samples]))
     positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
     wanted = [np.unique(np.concatenate([np.asarray(columns) for columns in rows])) for rows in positions]

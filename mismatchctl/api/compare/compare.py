@@ -345,7 +345,7 @@ _REPLICATES = 2048  # number of bootstrap replicates for standard errors
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Token count and mean K3 of each part of a run, such as each step. The arrays have the shape [..., parts]."""
+    """Token count and mean K3 of each part of a run, such as each step. The last axis of the arrays is the part."""
 
     tokens: Float64s
     k3: Float64s

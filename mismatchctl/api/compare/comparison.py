@@ -84,7 +84,7 @@ class Contribution(FiniteModel):
 
     A part is a bin, a step, or a value of a `--by` column. A bin contains the tokens with `low` <= position < `high`
     (or another quantity). If `high` is null, there is no upper limit. A step or a value has a `label` instead. `tokens`
-    is the part's share of all tokens, and `k3` is its mean K3, both as (reference run, compared run). `mix` is how much
+    is the part's share of all tokens, and `k3` is its mean K3, each as (reference run, compared run). `mix` is how much
     of the run's change of K3 is due to changed `tokens`, and `level` how much is due to changed `k3`. `se` is the
     standard error of the sum `mix + level`, but of `level` alone for a bin or without cluster tables.
     """

@@ -283,7 +283,7 @@ def no_baseline() -> str:
 
 
 def _comparable_run(target: RuleTarget, name: str, result: Result, against: Baseline) -> tuple[JudgedPlace | None, str]:
-    """Return the baseline's run to compare the run `name` with, or `None` and the reason why there is no such run."""
+    """Return the baseline's run to compare the run `name` with. If it is missing, return `None` and the reason."""
     baseline = against.result
     if baseline is None:
         return None, FIRST_BASELINE_REASON if against.accept else no_baseline()

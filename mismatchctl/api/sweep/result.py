@@ -128,7 +128,7 @@ class Sweep(View):
       each field that varies (such as `weight.truncate`), scope (always "overall"), group (always null), tokens,
       sequences, the metrics, the standard errors of some metrics (`<key>_se`), and `pareto`.
     - `groups`: a LazyFrame with such rows for each training step and each value of a `by` column, but without standard
-      errors and `pareto`. In both tables, undefined values are null, and values that overflow are infinite. The method
+      errors and `pareto`. In `overall` and `groups`, undefined values are null, and overflows are infinite. The method
       `reason` explains such a value.
     - `metrics`: the metrics by key, in the order of the columns of `overall`.
     - `targets`: the thresholds that meet the requested targets, such as 1% rejected tokens.

@@ -70,7 +70,7 @@ _TRUNCATED_Z = -6.0
 _TRUNCATED_QUANTILE = 0.005
 _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 30, 4.0
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
-"""For `_find_top_p`: maximum probability of an unlikely token, minimum top-p, limits for variation of kept mass."""
+"""For `_find_top_p`: maximum probability of an unlikely token, minimum top-p, limits on how far kept masses differ."""
 _MIN_P_NOTE = "the value of min-p needs the likeliest token's probability, which only rollout_top_log_probs contain"
 
 

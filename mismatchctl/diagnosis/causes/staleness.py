@@ -486,7 +486,7 @@ def correct_for_tests(z: float, tests: int) -> float:
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Return the sums of a column by (step, value). Skip the values of the column that `case.left_out` contains."""
+    """Return sums of the log mismatch by (step, value of `column`). Skip values that `case.left_out` contains."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
@@ -504,7 +504,7 @@ def _sum_sample(case: Case, reshaped: bool) -> AllCells:
 
 
 def find_deviations(cells: StepCells) -> list[Deviation]:
-    """Compare the log mismatch per value of a column with other rows of the same steps. Sort by descending z-score."""
+    """For each value of a column, compare the log mismatch with other rows of the same steps. Highest z-score first."""
     if not cells:
         return []
     levels, steps, index = Levels.of(cells), _number(step for step, _ in cells), _number(value for _, value in cells)

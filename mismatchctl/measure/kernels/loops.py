@@ -267,7 +267,7 @@ _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 
 @compile_loop
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
-    """Write each token's index in the flat table `layers` to `where`. It depends on the token's K3 and surprisal."""
+    """Write each token's index in the flat table `layers` to `where`. K3 and surprisal of the token determine it."""
     for j in range(len(k3)):
         place = int32(0)
         for edge in _SURPRISAL_BINS_ABOVE:

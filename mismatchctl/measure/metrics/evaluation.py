@@ -319,7 +319,7 @@ class Evaluator:
 
 
 def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict[str, list[NDArray[Any]]]:
-    """Evaluate quantile metrics. Per metric key, return arrays over steps: values, intervals, coverage of intervals."""
+    """Evaluate quantile metrics. Return {metric key: [values, intervals, coverage of the intervals]}, by step."""
     quantiles = {metric.key: metric.quantile for metric in section[0] if metric.quantile is not None}
     sure, found = any(key not in section[1] for key in quantiles), []
     for own in tails:
@@ -380,7 +380,7 @@ REPEATED_METRICS = frozenset(
         *("ppl_ratio", "log_ppl_diff_min", "log_ppl_diff_max", "khat_token", "khat_sequence"),
     )
 )
-"""Metrics of other pairs, such as `drift`, that are not stored per step: they repeat others or need more tokens."""
+"""Metrics of other pairs, such as `drift`, that are not stored per step: copies, or metrics that need more tokens."""
 _SPREAD_KEYS = frozenset(metric.key for metric in SPREAD_METRICS)
 METRICS_NOT_BY_STEP = (
     REPEATED_METRICS
