@@ -182,7 +182,7 @@ def sweep(
             Example: `vary={"weight.truncate": [1.5, 2.0, 4.0]}` or `vary={"weight.clip.1": "1.1:4:30:log"}`.
         target_rejection: Find the threshold that rejects this share of tokens. Example: `0.05`, or
             `{"sequences": 0.05}`.
-        target_ess: Find the threshold that gives this effective sample size of tokens, as a share. Example: `0.9`.
+        target_ess: Find the cap on token weights that gives this effective sample size, as a share. Example: `0.99`.
         batch: Predict the rejection in a batch of this number of sequences.
         at_length: Predict rejection and ESS at this number of tokens per response.
         at_step: Predict rejection this number of steps after the last step of the dump.
