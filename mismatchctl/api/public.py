@@ -469,7 +469,7 @@ def _read_options(
     check_count("micro_batch_size", micro_batch_size)
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     if engine is not None and not hasattr(engine, "map"):
-        raise ConfigError(f"engine: expected an engine of mismatchctl.data.engines, found {engine!r}")
+        raise ConfigError(f"engine: expected an engine such as LocalEngine(), found {engine!r}")
     return {
         "rename": check_columns(columns), "on_bad": on_bad, "micro_batch_size": micro_batch_size,
         "threads": threads, "engine": engine, "progress": progress,

@@ -217,7 +217,7 @@ def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
         return {}
     ages = _to_floats(_to_numpy(age), "age")
     if ages.shape not in ((), (rows,)):
-        raise DataError(f"age has the shape {ages.shape}, expected one number for each of the {rows} rows")
+        raise DataError(f"age has the shape {ages.shape}, expected ({rows},) (one number per row)")
     return {"train_version": np.broadcast_to(ages, (rows,)), "rollout_version": np.zeros(rows)}
 
 
@@ -259,7 +259,7 @@ def _to_floats(values: NDArray[Any], name: str) -> Floats:
     try:
         return values.astype(np.float64, casting="unsafe" if values.dtype.kind == "O" else "same_kind")
     except (TypeError, ValueError):
-        raise ConfigError(f"{name}: expected numbers, found {values.dtype}") from None
+        raise ConfigError(f"{name}: expected numbers, found values of type {values.dtype}") from None
 
 
 def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
@@ -272,5 +272,5 @@ def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
     if scalars is None:
         return values
     if len(scalars) != len(layout.rows):
-        raise DataError(f"advantages has {len(scalars)} values, expected one for each of the {len(layout.rows)} rows")
+        raise DataError(f"advantages has {len(scalars)} values, expected {len(layout.rows)} (one per row)")
     return [np.full(length, value) for length, value in zip(layout.lengths, scalars, strict=True)]

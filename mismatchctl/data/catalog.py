@@ -420,12 +420,12 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
                 what = "one value per token" if file.layout == "long" else describe_type(file.types[name])
                 raise ConfigError(
                     f"{option('by', escape_unprintable(name))}: the column contains {what} in {file.path}; "
-                    "--by needs a column with one value per sequence"
+                    "choose a column with one value per sequence"
                 )
         if found.files and not holders and name != "run" and not any(name in file.partition for file in found.files):
             if ignored := [file for file in found.files if name in file.ignored]:
                 problem = f"{option('by', name)}: the column {ignored[0].ignored[name]} in {ignored[0].path}"
-                raise ConfigError(f"{problem}; rename the column")
+                raise ConfigError(f"{problem}; change the type, or rename the column")
             known = {text for file in found.files for text in (*file.columns, *file.partition)}
             known.update(text for footer in found.footers for text in footer.types)
             near = escape_unprintable(suggestion(name, sorted(known)))

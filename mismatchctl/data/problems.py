@@ -238,7 +238,7 @@ class Problems:
         if not self.examples:
             return None
         (path, _), example = next(iter(self.examples.items()))
-        problem = f"{example.problem}; without such rows no valid token is left"
+        problem = f"{example.problem}; if such rows are left out, no valid token is left"
         return DataError(problem, file=path, row=example.row, column=example.column, remedy="correct the dump")
 
     def _count(self, path: str, reason: str, number: int, example: ProblemExample) -> None:

@@ -470,8 +470,8 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
     if len(changes) + 1 < 3 or max(changes) > 0:
         return rows, ""
     if any(_GRADIENT_PATTERN.search(row.name) for row in rows):
-        return rows, "the layers of the report descend, because its names show a backward pass"
-    note = "the layers of the report descend without names of gradients: it shows a forward pass, read from the end"
+        return rows, "the layers of the report descend, because it shows a backward pass (its names contain gradients)"
+    note = "the layers of the report descend, but no name contains a gradient, so the report was read from its end"
     return _sort_by_layer(rows, rows[::-1]), note
 
 

@@ -14,7 +14,7 @@ from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.validation import describe_expected
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import Preset
-from mismatchctl.errors import ConfigError, option, wording
+from mismatchctl.errors import ConfigError, wording
 from mismatchctl.frameworks import registry
 from mismatchctl.frameworks.adapter import Framework, find_file, is_same, split_unknown
 from mismatchctl.io.scripts import UNPACKING_NOT_READ, find_python_calls, is_shell_script, parse_shell
@@ -294,7 +294,7 @@ def _choose_framework(
     names = [*dict.fromkeys(filter(None, [name, *guesses]))][:2] or [
         f"NAME, where NAME is one of {', '.join(registry.ADAPTER_MODULES)}"
     ]
-    likeliest = " or ".join(f"{option('framework')} {one}" for one in names)
+    likeliest = " or ".join(wording(python="framework=", command="--framework ") + one for one in names)
     own = wording(python="as correction", command="with --correction")
     raise ConfigError(
         f"{path}: the framework of this file is unclear. Pass {likeliest}. If the file is a "

@@ -227,5 +227,5 @@ def refuse_others(path: Path, text: str) -> None:
         if re.search(pattern, text, re.IGNORECASE):
             raise ConfigError(
                 f"{path}: this is a configuration of {name}, which mismatchctl cannot check. Analyze a dump instead, "
-                f"or pass {option('framework')} if the file uses that framework's keys."
+                f"or name the framework that has the same keys with {option('framework')}."
             )

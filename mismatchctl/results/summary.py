@@ -113,9 +113,9 @@ def classify_k3(k3: Value | None) -> K3Standing:
         name: RangeName = "undefined" if value is None else "identical"
         return K3Standing(range=name, text=RANGE_TEXTS[name])
     name = next((name for name, end in ends.items() if value < end), "above")
-    sure = k3.se is None or all(abs(value - end) >= 2 * k3.se for end in ends.values())
-    across = "" if sure else "; within two standard errors, K3 may also be in a neighboring range"
-    return K3Standing(range=name, sure=sure, text=f"{RANGE_TEXTS[name]}{across}")
+    near = next((end for end in ends.values() if k3.se is not None and not abs(value - end) >= 2 * k3.se), None)
+    across = "" if near is None else f"; within noise, K3 may also be {'above' if value < near else 'below'} {near:g}"
+    return K3Standing(range=name, sure=near is None, text=f"{RANGE_TEXTS[name]}{across}")
 
 
 def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> BaselineRatio | None:
@@ -261,11 +261,11 @@ def first_sentence(advice: str) -> str:
 
 
 JUDGEMENT_TEXTS = {
-    "wrong_log_probs": f"E[ratio] is more than {Z_LIMIT:g} standard errors off 1, so the rollout log-probs are not "
-    "those of the sampling distribution. Find the cause before you use a correction",
+    "wrong_log_probs": f"the mean ratio is more than {Z_LIMIT:g} standard errors away from 1, so the engine sampled "
+    "from another distribution than the rollout log-probs describe. Find the cause before you use a correction",
     "heavy_tokens": "a few tokens dominate the token ratios, so means of these ratios are unreliable",
     "heavy_sequences": "a few sequences dominate the sequence ratios, so means of sequence weights are unreliable",
-    "nothing_left": "some steps lose all tokens to a correction",
+    "nothing_left": "a correction rejects all tokens of some steps",
     "costly": "more than half of the tokens are rejected",
 }
 
@@ -324,7 +324,7 @@ def _skipped_data_note(item: SkippedData) -> str:
     if item.reason == MASKED_TOKENS:
         if item.example.endswith("-inf"):
             count = format_count(item.count, "token")
-            return f"{item.file}: {count} with train probability 0: means leave them out, vetoes count them"
+            return f"{item.file}: {count} with train probability 0: means leave these tokens out, vetoes count them"
         return f"masked in {item.file}: {format_count(item.count, 'token')} without a value in {item.example}"
     return f"left out of {item.file}: {format_count(item.count, 'sequence')}, {item.reason} (first: {item.example})"
 

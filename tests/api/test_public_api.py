@@ -327,7 +327,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "advantages": (
         lambda: mm.weights(ROW, ROW, advantages=[1.0, 2.0]),
-        "2 values, expected one for each of the 1 rows",
+        "2 values, expected 1 \\(one per row\\)",
     ),
     "age": (lambda: mm.keep(ROW, ROW, None, "staleness-drop", age=["old"]), "expected numbers"),
     "micro-batches": (lambda: mm.weights(ROW, ROW, None, "miles-moe-2", micro_batches=0), "rows per micro-batch"),
@@ -428,7 +428,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "^rule 'k3:up': 'up' is not KEY=VALUE",
     ),
     "a configuration": (lambda: mm.lint(5), "found an int"),
-    "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: the framework of this file is unclear. Pass framework "),
+    "keys of none": (
+        lambda: mm.lint({"a": 1}),
+        "^the mapping: the framework of this file is unclear. Pass framework=NAME, ",
+    ),
     "an object in a configuration": (
         lambda: mm.lint({"rollout_is": object()}),
         "^the mapping contains an object of type object",

@@ -122,8 +122,8 @@ def test_rollouts_are_joined_by_name(kind: str, seed: int, with_step: bool, tmp_
 
 BAD_VALUES: dict[str, tuple[Any, str]] = {
     "text": (["a", "b", "c"], "contains a value that is not a number"),
-    "numbers as text": (["-1.0", "-2.0", "-3.0"], "contains a value that is not a number: a text"),
-    "one number as text": ([1, "1", 1], "contains a value that is not a number: a text"),
+    "numbers as text": (["-1.0", "-2.0", "-3.0"], "contains a value that is not a number: found text"),
+    "one number as text": ([1, "1", 1], "contains a value that is not a number: found text"),
     "nested": ([[-1.0], [-2.0], [-3.0]], "contains a value that is not a number"),
     "ragged": ([[-1.0], [-2.0, 1.0], []], "contains a value that is not a number"),
     "one number": (-1.0, "expected a list with one number per token"),
@@ -165,7 +165,7 @@ def test_bad_values_are_named(column: str, bad: str, tmp_path: Path) -> None:
             torch.tensor([-1.0, -2.0, -3.0]).bfloat16().view(torch.uint16),
             r"contains uint16 values",
         ),
-        ("tokens", [1, 2, "3", 4], "contains a value that is not a number: a text"),
+        ("tokens", [1, 2, "3", 4], "contains a value that is not a number: found text"),
         ("tokens", [1, 2, 10**30, 4], "contains a value that is not a number"),
         ("rewards", "good", "contains a value that is not a number"),
         ("response_lengths", "x", "does not have the layout of slime's files"),

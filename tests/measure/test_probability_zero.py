@@ -55,7 +55,9 @@ def test_means_exclude_impossible_tokens_and_a_note_counts_them() -> None:
     assert run.overall.metrics["k3"].value == pytest.approx(sum(K3) / len(K3), rel=1e-12)
     assert run.overall.metrics["tokens"].value == TOKENS - 3
     assert [(item.count, item.example) for item in result.provenance.left_out] == [(3, "train_log_probs of -inf")]
-    assert "3 tokens with train probability 0: means leave them out, vetoes count them" in " ".join(data_notes(result))
+    assert "3 tokens with train probability 0: means leave these tokens out, vetoes count them" in " ".join(
+        data_notes(result)
+    )
     assert mm.k3(ROLLOUT, TRAIN) == pytest.approx(sum(K3) / len(K3), rel=1e-12)
 
 

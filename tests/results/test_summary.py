@@ -62,7 +62,7 @@ def test_k3_class_names_its_range() -> None:
     assert text(1e-4) == "normal for a dense model"
     assert "normal for an MoE" in text(1e-2, 1e-4)
     assert text(5.0) == "high for every kind of model"
-    assert text(1.1e-3, 1e-4).endswith("a neighboring range")
+    assert text(1.1e-3, 1e-4).endswith("; within noise, K3 may also be below 0.001")
 
 
 def test_a_jump_is_found_at_its_step() -> None:

@@ -332,7 +332,7 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
         return None
     if name in TOKEN_COLUMNS:
         if _contains_text(value):
-            raise ValueError("a text")
+            raise ValueError("found text")
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which readers refuse
             is_whole = pa.types.is_integer(COLUMN_TYPES[name].value_type)
             values = np.asarray(value, np.int64 if is_whole else np.float32)
