@@ -423,7 +423,7 @@ def _worst_field(worst: WorstRows, name: str) -> NDArray[Any]:
 
 
 MAX_ROWS = 2 * BUCKETS
-"""Maximum number of rows in PairTables (one per group and bucket). Larger tables do not fit the CPU cache."""
+"""Maximum number of rows in PairTables (one per group and bucket of clusters). Larger tables exceed the CPU cache."""
 
 
 @dataclass(frozen=True)

@@ -369,7 +369,7 @@ class Sides(FiniteModel):
     Root mean squares in nats: `rollout_rms`, `train_rms` and `gap_rms` (the log ratio: equal errors cancel).
     `correlation` is between the two errors. `rollout_share` and `rollout_share_k3` are the shares of the squared log
     ratio and of K3 that the rollout causes. `reference_over_rollout` is the mean of reference / rollout probability: 1
-    if tokens were sampled with the rollout's log-probs. `groups`: by step, worker, position or probability.
+    if tokens were sampled with the rollout's log-probs. `groups`: errors by step, worker, position, probability.
     """
 
     side: Side

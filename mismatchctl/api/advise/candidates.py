@@ -348,7 +348,7 @@ def sequence_k_hat(sample: RunSample) -> float | None:
 
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
-"""Maximum number of rows (previous tokens) and columns (tokens) of the Surrogate's table. More ids share them."""
+"""Rows (previous tokens) and columns (tokens) of the Surrogate's table, if one cell per pair of ids is too large."""
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5

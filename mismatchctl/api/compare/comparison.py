@@ -151,7 +151,7 @@ class Contrast(FiniteModel):
 
 
 class Comparison(View, FiniteModel):
-    """Several runs. `sides` contains all runs, and `contrasts` compares each of the others with the first run."""
+    """Several runs. `sides` contains all runs, and `contrasts` compares each later run with the first run."""
 
     format: int = FORMAT
     tool: str = "mismatchctl"

@@ -76,7 +76,7 @@ class Verdict(View, FiniteModel):
     """All checks, and the worst outcome among them.
 
     - `outcome`: "passed", "failed" or "undecided".
-    - `checks`: one check per bound of a rule, for each run, step or column value. Then the checks of the data.
+    - `checks`: one check per bound of a rule, for each run, step or column value, then the checks of the data.
     - `level`: accepted probability that any check fails by chance.
     - `baseline`: path of the baseline, or null.
     - `notes`: messages that do not change the outcome, for example that the dump is much smaller than the baseline.

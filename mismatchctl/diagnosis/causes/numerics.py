@@ -276,7 +276,7 @@ def _match_tails(case: Case) -> Detection | None:
 
 
 _TOKEN_BOUND_SHARE = 0.15
-"""If the token id explains a larger share of the variance, positions are not the cause (0.07 in an ALiBi test)."""
+"""If the token id explains a larger share of the variance, positions are not the cause (test with ALiBi: 0.07)."""
 _POSITION_SETTINGS = "compare rope_theta, ALiBi slopes, attention window and position_ids of the two sides"
 _OTHER_MODEL_COHERENCE = 0.9
 
@@ -461,7 +461,7 @@ _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 _FLIP_SHARE = 0.2
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
-"""Minimum rows, and variance between rows, for high confidence in two kinds of rows. With less, prompts may differ."""
+"""Minimum rows, and variance between rows, for high confidence in two kinds of rows (not only two kinds of prompts)."""
 
 
 def detect_unexplained(case: Case) -> Detection | None:

@@ -22,7 +22,7 @@ _SAMPLING = "rollout_importance_sampling"
 
 
 class MsSwift(PlainFramework):
-    """ms-swift: rules have only upper bounds. Sequence modes use geometric mean ratios. Mask modes reject instead."""
+    """ms-swift: rules have only upper bounds. Sequence modes use geometric mean ratios. Mask modes only reject."""
 
     forms = (
         *({f"{_SAMPLING}_mode": mode, f"{_SAMPLING}_threshold": HIGH} for mode in _MODES),

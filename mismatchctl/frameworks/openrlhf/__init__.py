@@ -34,7 +34,7 @@ _SCHEMES = (
 
 
 class OpenRlhf(PlainFramework):
-    """OpenRLHF. Rejected tokens get weight 0, but means count them."""
+    """OpenRLHF. Rejected tokens get weight 0, but count in means."""
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

@@ -28,7 +28,7 @@ def _filter_form(kind: str, what: str) -> Options:
 
 
 class Roll(PlainFramework):
-    """ROLL: one weight rule and several filters. Every filter checks all tokens, even if another rejects them."""
+    """ROLL: one weight rule and several filters. Every filter also checks the tokens that another filter rejects."""
 
     forms = (
         {},

@@ -24,7 +24,7 @@ _MIN_LOG_WEIGHT = float(np.log(1e-8))
 
 
 class Trl(PlainFramework):
-    """TRL. A sequence ratio is the product of token ratios. Rejected tokens get weight 0, but means count them."""
+    """TRL. A sequence ratio is the product of token ratios. Rejected tokens get weight 0, but count in means."""
 
     forms = (
         *({"correct": True, "mode": mode, "cmin": LOW, "cmax": HIGH} for mode in _MODES),

@@ -228,7 +228,7 @@ def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
 
 
 def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of verl 2025-10. Before PR #3915, rejected tokens get weight 0, but means count them."""
+    """Read the keys of verl 2025-10. Before PR #3915, rejected tokens get weight 0, but count in means."""
     upper = _read_number(settings, "rollout_is_threshold")
     name = f"verl-{version.name}"
     if upper is None:
