@@ -148,7 +148,7 @@ OPTIONAL_COLUMNS = (
 )  # fmt: skip
 """Optional columns that are read if the dump has them, because corrections or metrics use them."""
 GroupMayGrow = Callable[[str, LabelValue], bool]
-"""A function of (run, step). It returns True if later parts of the dump may contain more rows of this step."""
+"""A function (run, step) that returns True if later parts of the dump may contain more rows of this step."""
 
 
 class UnitBatches:

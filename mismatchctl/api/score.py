@@ -154,7 +154,7 @@ class ScoreFolder:
     """The output folder with the scored pieces of a dump."""
 
     def __init__(self, place: Path, settings: ScoreSettings, *, force: bool = False) -> None:
-        """Check the output folder without creating it. It must not contain files that `score` did not write."""
+        """Check the output folder without creating it. The folder must not contain files that `score` did not write."""
         self._place, self._settings, self._force = place, settings, force
         if place.exists() and not place.is_dir():
             raise ConfigError(f"{place}: this is a file; choose a folder for the scored sequences")

@@ -97,7 +97,7 @@ class InputOptions(PairOptions):
         return parse_renames(self.column)
 
     def are_logs(self, given: Mapping[str, object]) -> bool:
-        """Return True if the paths are metrics logs. Then an option in `given` is an error, because it needs a dump."""
+        """Return True if the paths are metrics logs. If so, refuse the options in `given`, because they need a dump."""
         if self.sides() is not None or not any(map(_may_be_log, self.names)):
             return False
         from mismatchctl.api.metrics_log import is_run_log  # slow import

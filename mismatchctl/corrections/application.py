@@ -381,7 +381,7 @@ class Weights:
 
     @property
     def are_ratios(self) -> bool:
-        """Return True if each token's weight is its own ratio before the bounds are applied."""
+        """Return True if each token's weight is the ratio of this token before the bounds are applied."""
         return self.rule.level == "token" and self.rule.is_usual
 
     @cached_property

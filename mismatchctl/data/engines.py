@@ -34,7 +34,7 @@ SHARD_TOKENS = 1 << 24
 TOKENS_PER_SEQUENCE = 16  # the sums of one sequence take about the memory of this number of tokens
 
 Work = Callable[[Dump, ReadUnit], Any]
-"""A picklable function that processes one part of a dump. Its results are merged in the order of the parts."""
+"""A picklable function that processes one part of a dump. The results are merged in the order of the parts."""
 Shard = tuple[ReadUnit, ...]  # adjacent parts of one file, which are processed together
 
 

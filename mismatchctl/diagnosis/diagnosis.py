@@ -159,7 +159,7 @@ class _Content(BaseModel):
     If there are several runs, each finding has a `run`. The other keys are optional. `sides` contains the errors of
     rollout and trainer for each run. `next` explains how to compare layers, for each run whose layers may be wrong.
     If reports of layer comparisons are given, `next` is replaced by `layers`, with the conclusions from each report,
-    and `logit_noise`. This is the size of random errors in the logits that would explain the log ratios of a run.
+    and `logit_noise`: the size of random errors in the logits that would explain the log ratios of a run.
     """
 
     model_config = ConfigDict(extra="forbid", title="Diagnosis")

@@ -420,7 +420,7 @@ def _quotes(text: str) -> str | None:
 
 
 class _YamlDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """YAML dumper that quotes strings as `_quotes` decides. It uses libyaml if PyYAML contains it."""
+    """YAML dumper that quotes strings as `_quotes` decides. The dumper uses libyaml if PyYAML contains libyaml."""
 
 
 _YamlDumper.add_representer(

@@ -481,7 +481,7 @@ def _evaluate_columns(
 
 @dataclass(frozen=True)
 class Pair:
-    """Two policies to compare. Their log ratio x is the log-prob of `policy` minus the log-prob of `reference`."""
+    """Two policies to compare. The log ratio x is the log-prob of `policy` minus the log-prob of `reference`."""
 
     name: str  # prefix of the pair's columns and metrics. Names of the mismatch have no prefix.
     policy: str

@@ -88,7 +88,7 @@ def metric_columns(
     keys: Iterable[str] | Mapping[str, int | None], value: Callable[[Any, str], Value],
     scope: str = "m", titles: Mapping[str, str] | None = None, *, errors: bool = True,
 ) -> list[Column]:  # fmt: skip
-    """Return a column per metric, whose cells show `value(item, key)`. A mapping {key: number} sets `Column.drop`."""
+    """Return a column per metric, whose cells show `value(item, key)`. A number in `keys` sets `Column.drop`."""
 
     def column(key: str) -> Column:
         metric, text = find_metric(key, scope), (titles or {}).get(key, "")

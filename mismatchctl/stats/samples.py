@@ -113,7 +113,7 @@ class TableMetric:
 
     @property
     def is_resampled(self) -> bool:
-        """Return True if the bootstrap can resample the metric. It cannot resample maxima, quantiles and counts."""
+        """Return True if the bootstrap can resample the metric, which maxima, quantiles and counts do not allow."""
         return self.metric.formula is not None and self.metric.has_error
 
     def of(self, sample: ClusterSample) -> float:

@@ -382,7 +382,7 @@ class GradientProducts:
         return len(self.own)
 
     def scaled(self, factor: float) -> GradientProducts:
-        """Return the products for a correction whose gradients are `factor` times as large."""
+        """Return the GradientProducts of a correction whose gradients are `factor` times as large."""
         # computed from `apart`, which is exact even if the differences are small
         mixed = self.across - self.reference
         apart = factor**2 * self.apart + factor * (factor - 1) * (mixed + mixed.T) + (factor - 1) ** 2 * self.reference
@@ -456,7 +456,7 @@ class Surrogate:
         self._others = self._alternatives.sum(axis=1, keepdims=True) - self._alternatives
 
     def gradients(self, applied: CorrectedSample) -> Float64s:
-        """Return the gradient of each batch [batches, features]. It is divided by the correction's loss scale."""
+        """Return the gradient of each batch, divided by the correction's loss scale [batches, features]."""
         scale = applied.loss_scale
         terms = applied.weights / (scale if scale > 0 else 1.0) * self._coefficient
         counted = np.maximum(np.bincount(self._batch, applied.counted), 1)

@@ -92,7 +92,7 @@ def is_number(value: Any) -> TypeGuard[Decimal]:
 
 @dataclass(frozen=True)
 class PrintedDigits:
-    """The precision of the printed numbers of a log. It determines their rounding errors."""
+    """The precision of the printed numbers of a log. The precision determines their rounding errors."""
 
     place: int = 0  # exponent of the last digit of the number with the most decimals, such as -3 for 0.125
     count: int = 0  # largest number of digits

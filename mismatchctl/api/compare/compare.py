@@ -481,7 +481,7 @@ def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.C
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """Return a mask of the adjacent parts whose share of the change (`carried`) most exceeds their share `weight`."""
+    """Return a mask of the adjacent parts whose share of K3's change (`carried`) most exceeds their `weight` in K3."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

@@ -93,7 +93,7 @@ def _forecast_step(groups: pl.LazyFrame, run: str, name: str, point: int, ahead:
 
 
 FORMAT = 2
-"""Version of the JSON of a Sweep. It increases if a key is removed or changes its meaning."""
+"""Version of the JSON of a Sweep. The version increases if a key is removed or changes its meaning."""
 METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 """The table `Sweep.overall` has a column `<key>_se` with the standard error of each of these metrics."""
 OVERALL_SCOPE = "overall"

@@ -196,7 +196,7 @@ def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis
 
 
 def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, object]]) -> list[Study]:
-    """Return one study per correction. `vary`: (field, values). Values are a list, or `1:4:30` for 30 from 1 to 4."""
+    """Return one study per correction. `vary`: (field, values). Values: a list, or `1:4:30` (30 values from 1 to 4)."""
     if vary and not corrections:
         needed = wording(python="a correction to vary", command="--correction or --config")
         raise ConfigError(f"{option('vary')} needs {needed}")

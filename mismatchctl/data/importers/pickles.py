@@ -259,7 +259,7 @@ _REFUSED_OPCODES = (
     *("PERSID", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"),
     *("EMPTY_SET", "ADDITEMS", "FROZENSET", "NEXT_BUFFER", "READONLY_BUFFER"),
 )
-"""Pickle instructions that raise an error. They build objects of classes, which plain values do not need."""
+"""Pickle instructions that raise an error, because they build objects of classes. Plain values do not need them."""
 
 _LIBRARY_HANDLERS: Mapping[int, Callable[[Any], None]] = pickle._Unpickler.dispatch
 

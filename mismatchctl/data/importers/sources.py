@@ -140,7 +140,7 @@ _FileStamp = tuple[str, int, int]
 ConversionOutcome: TypeAlias = "pa.Table | DataError | None"
 _file_numbers = count()
 _temporary_folder = cache(make_temporary_folder)
-"""Return the temporary folder of this process. The first call creates it. It is removed when the process ends."""
+"""Return the temporary folder of this process. The first call creates it. When the process ends, it is removed."""
 
 
 def convert_foreign_files(

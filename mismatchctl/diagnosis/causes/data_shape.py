@@ -344,7 +344,7 @@ def _micro_batch_majority(case: Case, same: Bools, long: Bools) -> tuple[float |
 
 
 def _clumping_z(case: Case, same: Bools, long: Bools) -> float:
-    """Return a Wald-Wolfowitz z-score. It is negative if identical rows are often neighbors in the dump."""
+    """Return a Wald-Wolfowitz z-score. The z-score is negative if identical rows are often neighbors in the dump."""
     rows = np.flatnonzero(long)
     order = rows[np.lexsort((case.rows.rows[rows], case.rows.file[rows]))]
     flags = same[order]

@@ -280,7 +280,7 @@ def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
 
 
 def _outlier_z(jump: Float64s) -> float:
-    """Return a z-score that is high if at least three rows jump up much more than the others, and few jump down."""
+    """Return a z-score that is high if at least 3 values in `jump` are far above the others, and few are far below."""
     scatter = 1.4826 * float(np.median(np.abs(jump - np.median(jump))))
     limit = max(_LARGE, 5.0 * scatter)
     up, down = int((jump > limit).sum()), int((jump < -limit).sum())

@@ -427,7 +427,7 @@ _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
 MIN_ROWS = 4  # A step or column value with fewer sequences is not tested for an unusual mismatch
 StepKey = tuple[GroupValue, GroupValue]
 StepCells = dict[StepKey, Float64s]
-"""(step, value of a column) -> sums over the sequences with this step and value, as in `sum_levels` [4, 4]."""
+"""(step, value of a column) -> sums [4, 4] that `sum_levels` returns for the sequences with this step and value."""
 
 
 @dataclass(frozen=True)

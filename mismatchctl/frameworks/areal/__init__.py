@@ -131,7 +131,7 @@ _PROXIMAL_COLUMN = "proximal_log_probs"
 
 
 def _add_proximal_log_probs(step: Step) -> Step:
-    """Add proximal log-probs, interpolated between rollout and current. They are one update older than `current`."""
+    """Add proximal log-probs: one update older than `current`, interpolated between rollout and current log-probs."""
     rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
     age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
     moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)

@@ -493,7 +493,7 @@ ROLLOUT_LAYOUT = read_layout(
 )
 
 VIME_LAYOUTS = replace(LAYOUT, framework="vime"), replace(ROLLOUT_LAYOUT, framework="vime-rollout")
-"""Layouts of vime. Its files have the same format as slime's files."""
+"""Layouts of vime. The files of vime have the same format as slime's files."""
 
 LAYOUTS = (LAYOUT, ROLLOUT_LAYOUT, *VIME_LAYOUTS)
 ADAPTER = make_adapter("slime", Slime, recognize=recognize, layouts=LAYOUTS)

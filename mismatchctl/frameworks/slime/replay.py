@@ -291,7 +291,7 @@ def _in_version(metric: LoggedMetric, version: SlimeVersion) -> LoggedMetric | N
 
 
 DOCUMENTED_NAMES: dict[str, str] = read_table(__file__, "options.yaml")["documented_names"]
-"""For some names in slime's documentation, the name under which the code logs the documented formula."""
+"""Name of a metric in slime's documentation -> name that slime's code logs for this metric."""
 
 _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
 

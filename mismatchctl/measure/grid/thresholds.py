@@ -441,7 +441,7 @@ class CorrectionFamily:
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
-        """Return the shape of a column that varies along the axes `along`: "weights" gives (W, 1, 1) for 2 gates."""
+        """Return a column's shape if it varies along `along`: "weights" gives (W, 1, 1) for 2 gates and W weights."""
         gates = range(1, len(self.grid))
         axes: dict[GridAxis, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
         axes |= {gate: (axis,) for axis, gate in enumerate(self.order, 1)}

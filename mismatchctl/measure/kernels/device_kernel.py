@@ -23,7 +23,7 @@ from mismatchctl.measure.kernels.kernel import Kernel
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Start to copy values to a GPU, and do not wait. Only page-locked memory allows this, so copy them there first."""
+    """Start to copy values to a GPU, and do not wait. This needs page-locked memory, so copy the values there first."""
     buffer = torch.empty(values.shape, dtype=_torch_dtype(values.dtype), pin_memory=device.type == "cuda")
     np.copyto(buffer.numpy(), values)
     return buffer.to(device, non_blocking=True)

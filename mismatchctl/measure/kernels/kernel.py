@@ -89,7 +89,7 @@ class Kernel:
         pair: PairTables,
         run: RunTables | None = None,  # only for the mismatch, None for other pairs
     ) -> tuple[Float64s, Float64s]:
-        """Add all tokens to the tables `pair` and `run`. Return TOKEN_SUMS and TOKEN_MAXIMA per sequence."""
+        """Add all tokens to the tables `pair` and `run`. Return the TOKEN_SUMS and TOKEN_MAXIMA of each sequence."""
         spread, signed, k3 = ratios.segments.spread, bins.signed_bin(ratios.log_ratio), ratios.k3
         rows, cells = spread(places.rows), spread(pair.cells[places.rows])
         self.add_by_bin(pair.tokens.reshape(-1, 1), rows * MAGNITUDE_BINS + bins.magnitude_bin(signed))

@@ -387,7 +387,7 @@ def _part_share(whole: str, own: str, other: str) -> Formula:
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Formula:
-    """Return the formula for the correlation of a and b. Column `whole` sums (a + b)^2, or (a - b)^2 if `sign` = -1."""
+    """Return the formula for the correlation of a and b. Column `whole` is (a + b)^2, or (a - b)^2 for `sign` -1."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
@@ -482,7 +482,7 @@ _ROUTING_METRICS = read_metrics(
 
 
 def _largest_k3(maxima: Mapping[str, Any]) -> Any:
-    """Return the largest K3 of all tokens. It belongs to the lowest or to the highest log ratio."""
+    """Return the largest K3 of all tokens, which is the K3 of the token with the lowest or highest log ratio."""
     return compute_k3(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
 
 

@@ -237,7 +237,7 @@ def selection_figure(
 
 
 def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Return the figures of each section. Their names start with `prefix`. `brief` leaves out minor figures."""
+    """Return the figures of each section. Names of figures start with `prefix`. `brief` leaves out minor figures."""
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:
