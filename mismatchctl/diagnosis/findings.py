@@ -157,7 +157,7 @@ def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
     if not 0 < max(own, share * whole) <= _SMALL_SHARE * whole or share * whole < _MINOR_SHARE * own:
         return row
     remaining = percent(min(share * whole / own, 1.0))
-    text = f"{detection.summary}. After the other causes are fixed, this cause has {remaining} of K3"
+    text = f"{detection.summary}. After the other causes are fixed, this cause explains {remaining} of K3"
     return replace(row, detection=replace(detection, summary=text))
 
 

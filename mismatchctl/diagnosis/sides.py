@@ -208,13 +208,13 @@ def _summarize(
     side: Side, rollout: float, train: float, correlation: float | None, identical: bool, owner: Side | None
 ) -> str:
     figures = (
-        f"The root mean square error against the reference is {rollout:.2g} nats for the rollout and "
+        f"Compared with reference_log_probs, the root mean square error is {rollout:.2g} nats for the rollout and "
         f"{train:.2g} nats for the trainer"
     )
     if side == "none":
-        return f"Only noise. {figures}."
+        return f"The two sides differ only by noise. {figures}."
     if identical:
-        return f"Identical, and both wrong. {figures}."
+        return f"The two sides are identical, and both are wrong. {figures}."
     if side == "both":
         shared = (
             f". Much of the error is shared (correlation {correlation:.2f})"

@@ -84,7 +84,7 @@ def test_findings_have_their_side_in_json() -> None:
 
 
 def test_equally_wrong_sides_are_reported() -> None:
-    assert sides_of(DUMPS / "dense_identical_sides_both_wrong").summary.startswith("Identical, and both wrong")
+    assert sides_of(DUMPS / "dense_identical_sides_both_wrong").summary.startswith("The two sides are identical, ")
 
 
 def test_dumps_without_a_reference_have_no_sides(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def detect_edited_response(case: Case) -> Detection | None:
         f"nats) and disagree after it (mean difference {level:.2g} nats). The response was changed after sampling",
         share=case.share(case.marked(breaks.after)),
         evidence=(
-            make_share_fact("sequences", found, long, "share of sequences that disagree only after a position"),
+            make_share_fact("sequences", found, long, "share of sequences that agree up to a position, then differ"),
             make_fact("difference_before", agrees, "median |log ratio| before this position, nats"),
             make_fact("difference_after", level, "mean |log ratio| after this position, nats"),
             make_fact("tokens_after", breaks.tokens_left, "median number of tokens from this position to the end"),
@@ -268,8 +268,8 @@ def detect_misaligned(case: Case) -> Detection | None:
     common, fit = int(values[order[0]]), float(np.median(agreement[found]))
     rows = format_list(f"{values[i]:+d}: {format_count(int(counts[i]), 'row')}" for i in order)
     shifts = format_list(f"{values[i]:+d}: {counts[i]}" for i in order)
-    where = f"{format_count(abs(common), 'position')} {'earlier' if common > 0 else 'later'}"
-    where = f"after a shift that differs between rows ({rows})" if own else where
+    where = f"{format_count(abs(common), 'position')} {'later' if common > 0 else 'earlier'} in rollout_log_probs"
+    where = f"{where} than" if not own else f"shifted in rollout_log_probs ({rows}) compared with"
     moved, source = np.full(len(case.rollout), np.nan), case.place + case.each(shift)
     inside = (source >= 0) & (source < case.each(case.counts))
     moved[case.index[inside]] = case.r[(case.each(case.starts) + source)[inside]]
@@ -277,13 +277,13 @@ def detect_misaligned(case: Case) -> Detection | None:
     clear = clear and fit < _SHIFTED_CLEAR_AGREEMENT
     return Detection(
         "high" if share > 0.1 or clear else "low" if share < 0.02 else "medium",
-        f"in {whole}, the rollout's log-probs fit the trainer's log-probs {where}. With this shift, the difference "
+        f"in {whole}, the log-prob of a token is {where} in train_log_probs. Without the shift, the difference "
         f"between the two sides is {1 / max(fit, 1e-3):.3g} times smaller",
         share=case.share(found[case.sequence]),
         evidence=(
             make_fact("shift", common, "shift of the rollout column: rollout[i + shift] belongs to train[i]"),
-            make_fact("shifts", shifts, "number of sequences by shift"),
-            make_fact("agreement", fit, "mean difference with the shift, divided by the difference without it"),
+            make_fact("shifts", shifts, "each shift, and its number of sequences"),
+            make_fact("agreement", fit, "mean difference after undoing the shift / before"),
             make_share_fact("sequences", found, long, "share of shifted sequences among the long sequences"),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
@@ -315,8 +315,8 @@ def detect_retokenized(case: Case) -> Detection | None:
         tokens=after,
         evidence=(
             make_share_fact("sequences", found, used, "share of sequences that disagree from a position on"),
-            make_fact("shifts", shifts, "number of sequences by shift after the position"),
-            make_fact("agreement", fit, "mean difference with the shift, divided by the difference without it"),
+            make_fact("shifts", shifts, "each shift after the position, and its number of sequences"),
+            make_fact("agreement", fit, "mean difference after undoing the shift / before"),
         ),
         where=_describe_breaks(breaks, float(found.mean()), examples),
         examples=examples,
@@ -588,7 +588,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
         evidence=(
             make_fact("tokens", share, "share of valid tokens with a constant far above the trainer's log-prob"),
             make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that contain such tokens"),
-            make_fact("constant", value, "the constant, nats"),
+            make_fact("constant", value, "this constant log-prob, nats"),
             make_fact("run_length", runs.length.mean(), "mean number of adjacent tokens with the constant"),
             make_fact("difference", runs.off.mean(), "mean |log ratio| of the tokens with the constant, nats"),
         ),
@@ -648,10 +648,10 @@ def detect_engine_state(case: Case) -> Detection | None:
         share=case.share(tokens),
         leaves=None if doubtful else case.without(tokens),
         evidence=(
-            make_share_fact("sequences", found, used, "share of rows that disagree only after a position"),
-            make_fact("ratio_mean", mean, "E[ratio] after it: 1 if these tokens were sampled", against=not sampled),
+            make_share_fact("sequences", found, used, "share of rows that agree up to a position, then differ"),
+            make_fact("ratio_mean", mean, "E[ratio] after it: 1 if the engine sampled them", against=not sampled),
             make_fact("tokens_after", breaks.tokens_left, "median number of tokens from this position to the end"),
-            make_fact("at_limit", at_limit, "1 if only the longest rows are affected, equally far from the end"),
+            make_fact("at_limit", at_limit, "1 if nearly all affected rows have the maximum length"),
             make_fact("by_prompt", by_prompt, "1 if the affected rows are all samples of some prompts"),
         ),
         where={"sequences": percent(share), "positions": left if at_limit else "from a position on"},

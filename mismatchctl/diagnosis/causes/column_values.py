@@ -308,7 +308,7 @@ def _match_low_precision(case: Case, side: str, name: str, share: float, chance:
     as_noise = float(np.median(spacing / 4 / doubt)) / 0.6745
     return Detection(
         "high",
-        f"{percent(share)} of the {side} log-probs are exact in {name}, so they were stored in this format. The "
+        f"{percent(share)} of the {side} log-probs are {name} numbers, so they were stored in this format. The "
         f"rounding causes a mean difference of {rounding:.2g} nats. The observed mean difference is {seen:.2g} nats",
         share=explained * (share if partly else 1.0),
         k3=explained * (share if partly else 1.0),
@@ -347,7 +347,7 @@ def detect_sequence_means(case: Case) -> Detection | None:
             tokens=one_value[case.sequence],
             evidence=(
                 make_fact("constant_rows", constant.sum() / long.sum(), "share of rows whose values are all equal"),
-                make_fact("off_the_mean", np.median(far), "median distance from the other column's mean, nats"),
+                make_fact("off_the_mean", np.median(far), "median distance from the mean of the other column, nats"),
             ),
             where={"sequences": percent(constant.mean()), "column": f"{side}_log_probs"},
             examples=case.find_loudest(constant),
@@ -461,9 +461,9 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         "this fault, but it is invisible if the likeliest token was sampled",
         evidence=(
             make_fact("tokens", count, f"number of tokens whose {side} log-prob is far above the other side's"),
-            make_fact("share", count / len(case.x), "share of these tokens"),
+            make_fact("share", count / len(case.x), "these tokens as a share of all tokens"),
             make_fact("affected", affected, "estimated share of tokens with the log-prob of the likeliest token"),
-            make_fact("other_way", other_way, "tokens far below / far above the other side: 0.5 or more for noise"),
+            make_fact("other_way", other_way, "tokens far below the other side / far above it: 0.5 or more for noise"),
             make_fact("sum_of_both", most, "99% quantile of the sum of both probabilities: at most 1 for two tokens"),
             make_fact("between", between, "tokens just above noise / far above it: small if the other tokens agree"),
             make_fact("ratio_mean_minus_one", mean, f"{name}: 0 if the column belongs to the sampled tokens"),

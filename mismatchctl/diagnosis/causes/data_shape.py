@@ -33,7 +33,7 @@ def detect_length_mismatch(case: Case) -> Detection | None:
         outside_k3=True,
         evidence=(
             make_fact("rows", unfit.count, "number of rows whose lists have different lengths"),
-            make_fact("share", share, "share of these rows"),
+            make_fact("share", share, "these rows as a share of all rows"),
             *(
                 make_fact(f"{name}_differs", count, f"number of rows in which {name} has another length")
                 for name, count in sorted(unfit.columns.items())
@@ -251,9 +251,9 @@ def detect_packed_columns(case: Case) -> Detection | None:
         f"valid token, the mean difference is {after:.2g} nats instead of {before:.2g} nats",
         share=case.share(better[case.sequence]),
         evidence=(
-            make_fact("difference_as_given", before, "mean |log ratio| of the columns as they are (at most 5 nats)"),
+            make_fact("difference_as_given", before, "mean |log ratio| of the columns as they are (capped at 5 nats)"),
             make_fact("difference_unpacked", after, "mean |log ratio| if the values are moved to the valid tokens"),
-            make_share_fact("sequences", better, gapped[0], "share of these rows that agree better after the move"),
+            make_share_fact("sequences", better, gapped[0], "share of rows with gaps that agree better after the move"),
         ),
         where={"sequences": percent(share), "column": f"{side}_log_probs", "positions": "after a masked gap"},
         examples=case.find_loudest(better),

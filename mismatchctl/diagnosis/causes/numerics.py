@@ -91,7 +91,7 @@ def detect_numerical_noise(case: Case) -> Detection | None:
         rivals["cache_quantization"] = "compare the engine's kv_cache_dtype with the dtype of the model"
     if case.noise > FLOAT32_NOISE and confidence != "low":
         rivals["quantized_rollout"] = "check the engine's --quantization. Weights in 8 bits can cause the same noise"
-    kurtosis = f"kurtosis of the noise: 3 for normal noise, at most {_CACHE_LIKE[0]:g} for dense models in bfloat16"
+    kurtosis = f"kurtosis of the noise: 3 for Gaussian noise, at most {_CACHE_LIKE[0]:g} for dense models in bfloat16"
     dense, experts = (f"{low:g} to {high:g}" for low, high in (DENSE_RANGE, MOE_RANGE))
     ranges = f"K3: {dense} for dense models, {experts} for mixtures of experts"
     return Detection(
@@ -160,7 +160,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     if balanced and plausible and not rounded:
         confidence = "high" if grows and z > 6.0 and case.noise < _CACHE_USUAL_NOISE else "medium"
     rivals = {
-        "numerical_noise": "sample again with kv_cache_dtype=auto: the noise then stays the same",
+        "numerical_noise": "sample again with kv_cache_dtype=auto. Numerical noise stays the same",
         "random_noise": "score a batch twice with the trainer. With dropout, the results differ",
         "weights_differ": "compare checksums of the weights on the two sides",
     }
@@ -265,8 +265,8 @@ def _match_tails(case: Case) -> Detection | None:
         "This is typical if the engine and the trainer choose different experts",
         share=case.share(case.marked(tail)),
         evidence=(
-            make_fact("beyond_12", far, "share of tokens beyond 12 times the noise: below 0.0005 in dense models"),
-            make_fact("beyond_20", farther, "share of tokens beyond 20 times the noise"),
+            make_fact("beyond_12", far, "share of tokens above 12 times the noise: below 0.0005 in dense models"),
+            make_fact("beyond_20", farther, "share of tokens that differ by more than 20 times the noise"),
             make_fact("k3_share", share, "share of K3 from tokens that differ by more than 12 times the noise"),
         ),
         where={"tokens": percent(far)},
@@ -328,7 +328,7 @@ def _match_impossible_tokens(case: Case) -> Detection | None:
         share=share,
         evidence=(
             make_fact("tokens", tally.tokens, "number of valid tokens whose train log-prob is -inf"),
-            make_fact("share", share, "share of these tokens"),
+            make_fact("share", share, "these tokens as a share of all tokens"),
         ),
         where={"tokens": percent(share), "column": "train_log_probs"},
         examples=np.zeros(0, np.int64),
@@ -513,7 +513,7 @@ def _match_tokens(case: Case) -> Detection | None:
         evidence=(
             make_fact("tokens", count, "number of tokens that differ far more than all others"),
             make_fact("rows", sequences, "number of sequences that contain these tokens"),
-            make_fact("k3_share", share, "share of these tokens in the K3 that is left after the other causes"),
+            make_fact("k3_share", share, "share of K3, without the K3 of other causes, from these tokens"),
             make_fact("probability", probability, "median trainer probability of these tokens"),
         ),
         where={"tokens": f"{count:,} of {len(case.x):,}", "sequences": f"{sequences:,} of {case.size:,}"} | seats,

@@ -328,15 +328,15 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     ratio = case.calibration
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     removed = [cause for cause in case.explained if cause in ("unsampled_tokens", "edited_response")]
-    fades = f"median difference (in logits), first / late tokens: {_SURE_FACTOR:g} or more for different contexts"
+    fades = f"median difference of first tokens / of late tokens: at least {_SURE_FACTOR:g} for different contexts"
     where = "the first tokens of the response" if boundary == "response" else "the first tokens after a turn boundary"
     return Detection(
         "low" if not clear else "high" if sure else "medium",
         f"the difference fades: it is {times:.3g} times larger at {where} than late in the response. "
         + ("The two sides saw different contexts" if clear else _LIKE_WEIGHTS),
         evidence=(
-            make_fact("slope", slope, "slope of log |difference| per doubled distance from the start: < 0 if it fades"),
-            make_fact("z", z, "slope of log |difference|, in standard errors"),
+            make_fact("slope", slope, "change of log |difference| per doubled distance: below 0 if it fades"),
+            make_fact("z", z, "this change, in standard errors"),
             make_fact("early_over_late", times, fades, against=not clear),
             make_fact("ratio_mean_minus_one", ratio.excess, against=abs(ratio.z) > 5),
         ),
@@ -376,7 +376,7 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
         "medium",
         f"the mismatch depends on the prompt. For {loud} of {prompts} prompts, the two sides are {found.times:.3g} "
         f"times as far apart as for the others. For {whole} of all prompts, the two sides are far apart in nearly all "
-        "rows or in nearly none. They treat some prompts differently, for example their padding, positions or length",
+        "rows or in nearly none. The two sides treat some prompts differently, for example in padding or positions",
         tokens=found.louder[case.sequence],
         evidence=(
             make_fact("prompts", prompts, "number of prompts with several rows"),

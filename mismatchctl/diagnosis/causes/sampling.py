@@ -148,7 +148,7 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
     ratio, kept = case.calibration, "mean probability mass that the sampler kept, at positions with removed tokens"
     return Detection(
         "high" if read.name else "medium",
-        "the rollout's lists of log-probs exclude tokens to which the trainer gives a probability. At such positions, "
+        "rollout_top_log_probs lacks tokens to which the trainer gives a probability. At such positions, "
         f"the rollout keeps {percent(read.mass)} of the probability mass. Estimated setting: {read.setting}",
         share=_share_below(case),
         evidence=(
@@ -175,7 +175,7 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
     nucleus = ends[0] - ends[1] < 0.15
     if certain is not None and nucleus:
         low, p_low, high = (float(np.exp(value)) for value in _estimate_nucleus(certain))
-        said = f"top-p of about {p_low:.3g} (tokens above this probability are the only choice and have log-prob 0)"
+        said = f"top-p of about {p_low:.3g} (a token above this probability is the only choice, with log-prob 0)"
         meaning = "top-p of the sampler, from the least probable token that was the only choice"
         return said, [make_fact("top_p", p_low, meaning, interval=(low, high))]
     level = _find_top_p(case)
@@ -351,16 +351,16 @@ def _compare_entropy(case: Case) -> Detection | None:
     return Detection(
         "high" if colder and abs(z) > 8.0 and own / usual < 0.95 else "medium",
         "the two columns agree but do not belong to the sampling distribution. The mean negative log-prob is "
-        f"{own:.3g} nats and the mean recorded entropy is {usual:.3g} nats, but these are equal for sampled tokens. "
+        f"{own:.3g} nats and the mean recorded entropy is {usual:.3g} nats, and sampling makes the two equal. "
         f"Therefore, {kind}",
         k3=0.0,
         evidence=(
             make_fact("surprise", own, "mean negative log-prob of the tokens, nats"),
             make_fact("entropy", usual, "mean recorded entropy of the same tokens, nats"),
-            make_fact("surprise_over_entropy", own / usual, "1 if the columns belong to the sampling distribution"),
+            make_fact("surprise_over_entropy", own / usual, "surprise / entropy: 1 for the sampling distribution"),
             make_fact("z", z, "mean negative log-prob minus recorded entropy, in standard errors"),
         ),
-        rivals={"low_entropy": "check the temperature and the tokens of the recorded entropy"},
+        rivals={"low_entropy": "check which temperature and tokens the recorded entropy belongs to"},
         everywhere=True,
     )
 
@@ -483,7 +483,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         f"other tokens are {abs(down):.2g} {way}. The {side} has a repetition, presence or frequency penalty, and the "
         "other side does not",
         evidence=(
-            make_fact("apart", apart, "mean difference between repeated and new tokens, in units of the noise"),
+            make_fact("apart", apart, "mean difference between repeated and new tokens / noise of the logits"),
             make_fact("z", z, "difference between repeated and new tokens, in standard errors over sequences"),
             make_fact("repeated", up, "median difference of repeated tokens, in logits (train minus rollout)"),
             make_fact("fresh", down, "median difference of new tokens, in logits: the opposite sign for a penalty"),

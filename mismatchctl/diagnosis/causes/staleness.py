@@ -71,7 +71,7 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
         evidence=(
             make_fact("version_lag", _format_lags(lags), _LAG_MEANING),
             make_fact("growth", math.exp(slope), f"{_LAG_GROWTH}, within responses"),
-            make_fact("growth_z", z, "growth within responses, in standard errors"),
+            make_fact("growth_z", z, "this growth, in standard errors"),
         ),
         where={"tokens": f"{percent((lag[used] > lags[0]).mean())}, tokens of older versions"},
         everywhere=True,
@@ -133,7 +133,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
         evidence.append(make_fact("version_lag", _format_lags(lags), _LAG_MEANING, against=not behind))
     if several:
         evidence.append(make_fact("growth", math.exp(growth), _LAG_GROWTH, against=not grows))
-        evidence.append(make_fact("growth_z", growth_z, "growth per version, in standard errors", against=not grows))
+        evidence.append(make_fact("growth_z", growth_z, "this growth, in standard errors", against=not grows))
     evidence.append(make_fact("systematic", shared, against=not weights_differ))
     if along_z:
         evidence.append(make_fact("along_learning", along, against=not learning))
@@ -291,13 +291,13 @@ def detect_stale_worker(case: Case) -> Detection | None:
     rival = {"quantized_rollout": f"compare weight version, dtype, kernels and cache of this {column} with the others"}
     return Detection(
         "high" if z > 7.0 else "medium",
-        f"{column} {names} differs {factor:.3g} times more from the trainer than the other values of {column} in the "
-        "same steps. Its weights or settings differ",
+        f"in the rows of {column} {names}, the two sides differ {factor:.3g} times more than in other rows of the same "
+        "steps. These rows come from other weights or settings",
         evidence=(
-            make_fact("factor", factor, "|log ratio| of this value divided by |log ratio| of the other values"),
+            make_fact("factor", factor, "|log ratio| of these rows divided by |log ratio| of the other rows"),
             make_fact("z", z, "logarithm of this factor, in standard errors"),
             make_fact("sequences", sum(row.sequences for row in high), f"number of sequences of {column} {names}"),
-            make_fact("others_z", others, "the largest |z| among the other values", against=True),
+            make_fact("others_z", others, f"the largest |z| among the other values of {column}", against=True),
         ),
         where={column: names, "sequences": percent(mine.mean())},
         examples=case.find_loudest(mine),
@@ -338,7 +338,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         evidence=(
             make_fact("onset", onset, "first step of the larger mismatch", interval=(float(ends[0]), float(ends[1]))),
             make_fact("factor", growth.factor or 1.0, f"{what} after / before the onset", interval=growth.interval),
-            make_fact("z", z, "change of |log ratio|, in standard errors"),
+            make_fact("z", z, "change of |log ratio| at the onset, in standard errors"),
         ),
         where={"steps": f"{format_label(onset)} to {steps[-1]}"},
         examples=case.find_loudest(later),
@@ -387,14 +387,14 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     tied = (shared > 0.02 and shared_z > 6) or (along > 0.45 and along_z > 4)
     return Detection(
         "high" if tied and len(ages) >= 6 and steady > 0.8 else "medium",
-        f"the mismatch grows {factor:.3g} times from the first step to version {ages[-1]:g}, although the recorded lag "
+        f"the mismatch grows {factor:.3g} times from the first step to version {ages[-1]:g}, but the recorded lag "
         f"stays at {_format_lags(lags)}. The rollout seems to use its first weights throughout. The versions that it "
         f"records ({rollout.min():g} to {rollout.max():g}) never took effect",
         evidence=(
-            make_fact("factor", factor, "mean difference (in logits): last two versions / first version"),
-            make_fact("halfway", early, "mean difference, middle / first version: above 1 if the growth is steady"),
+            make_fact("factor", factor, "mean difference (in logits) of the last two versions / of the first"),
+            make_fact("halfway", early, "mean difference of the middle version / of the first: above 1 if steady"),
             make_fact("growth_z", rise_z, "growth with the trainer's version at equal lag, in standard errors"),
-            make_fact("growth_by_version", rise, "slope of the log difference over the logarithm of the versions"),
+            make_fact("growth_by_version", rise, "exponent p if the difference grows as version^p"),
             make_fact("lag_z", own_z, "growth with the recorded lag, in standard errors: 0 if this lag is wrong"),
             make_fact("systematic", shared, against=not tied),
         ),
