@@ -22,8 +22,8 @@ SHORT_TITLES = {
     "k3": "K3", "abs_diff_mean": "mean |diff|", "abs_diff_max": "largest |diff|", "ratio_mean": "mean ratio",
     "ratio_mean_z": "z of ratio", "ess_token": "ESS tokens", "ess_sequence": "ESS sequences",
     "rejected_tokens": "rejected tokens", "rejected_sequences": "rejected sequences", "weight_mean": "mean weight",
-    "weight_bias": "bias of the bound", "loss_scale": "loss scale", "k3_kept": "K3 kept",
-    "routing_differs": "routed otherwise",
+    "weight_bias": "bias of the bound", "loss_scale": "loss scale", "k3_kept": "K3 left",
+    "routing_differs": "other experts",
 }  # fmt: skip
 ERRORS = "± is half the width of the 95% interval. If the interval is skewed, its ends are in brackets"
 MAX_ROWS = 200

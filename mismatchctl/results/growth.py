@@ -281,7 +281,7 @@ def fit_growth(
     count, last = len(known), values[known[-1]] if known else None
     if count < 2:
         return Growth(metric=metric, verdict="unknown", steps=count, value=last,
-                      text="one step only" if known else "undefined at every step")  # fmt: skip
+                      text="measured at one step only" if known else "undefined at every step")  # fmt: skip
     if len(positive) < count:
         text = f"0 at all {count} steps"
         if positive:
@@ -299,7 +299,7 @@ def fit_growth(
         fit, bad = fit_onset(where, height, relative, bad)
         found = _describe_change(fit, names, metric, count, float(value[-1]))
     bad_names = [_label_name(names[i]) for i in np.flatnonzero(bad)]
-    note = f"; left out: the bad {_format_steps(bad_names)}" if bad_names else ""
+    note = f"; outliers left out: {_format_steps(bad_names)}" if bad_names else ""
     return found.model_copy(update={"value": last, "text": found.text + note, "bad_steps": bad_names})
 
 
@@ -323,7 +323,7 @@ def _is_significant(change: float, error: float, steps: int) -> bool:
 def _describe_no_change(height: Float64s, error: Float64s, metric: str, steps: int) -> Growth:
     spread = f"between {format_number(math.exp(height.min()))} and {format_number(math.exp(height.max()))}"
     uneven = _is_uneven(height, error)
-    text = f"no change over {steps} steps beyond the standard errors ({spread})"
+    text = f"did not change over {steps} steps by more than the standard errors ({spread})"
     if uneven:
         text = f"goes up and down over {steps} steps by more than the standard errors, {spread}"
     return Growth(metric=metric, verdict="uneven" if uneven else "steady", steps=steps, text=text)
@@ -394,12 +394,12 @@ def check_outliers(
         return growth
     is_change = growth.changed and abs(_mann_whitney_z(k3[after], k3[~after])) >= Z_LIMIT
     tokens = tokens if is_change else round(float(counts.sum()))
-    named = f"driven by {format_count(tokens, 'token')} whose two probabilities differ more than 2x"
+    named = f"driven by {format_count(tokens, 'token')} whose two probabilities differ by more than 2x"
     if is_change:
         return growth.model_copy(update={"text": f"{growth.text}; {named}", "driven_by": tokens})
     text = (
         f"differs between {growth.steps} steps ({format_number(k3.min())} to {format_number(k3.max())}), {named}; "
-        "other tokens show no change"
+        "the other tokens did not change"
     )
     return Growth(
         metric=growth.metric, verdict="uneven", text=text, steps=growth.steps, value=growth.value, driven_by=tokens

@@ -165,7 +165,7 @@ def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
     if growth.factor is not None:
         facts.append(Fact(name="growth", value=growth.factor, interval=growth.interval, meaning="K3 after / before"))
     if growth.onset is not None:
-        facts.append(Fact(name="onset", value=growth.onset, meaning="first step with another K3 than earlier steps"))
+        facts.append(Fact(name="onset", value=growth.onset, meaning="first step with another K3 than before"))
     cause = headline_finding(run.findings)
     # With few prompts per step, standard errors are too small, so that even a healthy run looks uneven.
     harmless = cause is not None and cause.cause in HARMLESS_CAUSES and cause.confidence != "low"
@@ -261,12 +261,12 @@ def first_sentence(advice: str) -> str:
 
 
 JUDGEMENT_TEXTS = {
-    "wrong_log_probs": f"the mean ratio is more than {Z_LIMIT:g} standard errors away from 1, so the engine sampled "
-    "from another distribution than the rollout log-probs describe. Find the cause before you use a correction",
+    "wrong_log_probs": f"the mean ratio is more than {Z_LIMIT:g} standard errors away from 1. Either the rollout "
+    "column has wrong log-probs, or only the engine uses top-k or top-p. Find the cause before you use a correction",
     "heavy_tokens": "a few tokens dominate the token ratios, so means of these ratios are unreliable",
     "heavy_sequences": "a few sequences dominate the sequence ratios, so means of sequence weights are unreliable",
     "nothing_left": "a correction rejects all tokens of some steps",
-    "costly": "more than half of the tokens are rejected",
+    "costly": "a correction rejects more than half of the tokens",
 }
 
 
@@ -473,7 +473,7 @@ def _describe_doubt(run: RunResult, summary: RunSummary) -> str:
     if summary.answer("how bad").key == "undefined":
         return summary.answer("how bad").text
     if any(judged.key == "wrong_log_probs" for judged in summary.judgements):
-        return "the mean ratio is not 1: the rollout log-probs are not from the sampling distribution"
+        return "the mean ratio is not 1: wrong rollout log-probs, or top-k or top-p on one side only"
     if run.findings and run.findings[0].confidence == "low":
         return f"possibly {lower_first(run.findings[0].title)}"
     if summary.growth.verdict == "uneven":

@@ -260,8 +260,8 @@ def test_insignificant_changes_explain_an_interval_without_zero() -> None:
     tested = {f"m{index}": made.model_copy(update={"p_alone": p}) for index, p in enumerate([0.01, 0.2, *[0.9] * 38])}
     tested["through zero"] = made.model_copy(update={"interval": (-0.1, 1.1), "p_alone": 0.9})
     (found,) = adjust_p_values([tested])
-    assert found["m0"].note == "p = 0.01 alone, 0.41 after correction for 41 tests"
-    assert found["m1"].note.startswith("p = 0.2: randomly relabeled clusters often differ as much")
+    assert found["m0"].note == "p = 0.01 for this metric alone, 0.41 after correction for 41 tests"
+    assert found["m1"].note.startswith("p = 0.2: random swaps of clusters often give such a change")
     assert (found["through zero"].note, found["through zero"].significant) == ("", False)
     (few,) = adjust_p_values([{"m0": tested["m0"]}])
     assert (few["m0"].note, few["m0"].significant) == ("", True)

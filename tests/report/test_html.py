@@ -192,7 +192,7 @@ def test_runs_without_any_difference_are_called_identical() -> None:
 
 def test_the_severity_class_is_the_one_of_advise() -> None:
     """0.99 and 0.9 are the bounds of the effective sample size with token weights up to 2."""
-    for ess, expected in ((0.995, "negligible (ESS 99.5%)"), (0.95, "moderate (ESS 95%)"), (0.5, "severe (ESS 50%)")):
+    for ess, expected in ((0.995, "0.5% of the ESS (negligible)"), (0.95, "ESS (moderate)"), (0.5, "ESS (severe)")):
         result = make_result(corrections=[find_preset("token_tis")])
         result.runs["run-a"].overall.corrections["token_tis"]["ess_token"] = Value(value=ess)
         section = next(part for part in document(result).parts(Section) if part.anchor == "corrections")

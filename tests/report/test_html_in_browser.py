@@ -238,7 +238,7 @@ def test_tables_can_be_sorted(browser: Any, pages: dict[str, str]) -> None:
     open_all(browser)
     column = """
       const table = document.querySelector("#corrections table.sortable");
-      const at = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent.includes("K3 kept"));
+      const at = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent.includes("K3 left"));
       table.tHead.rows[0].cells[at].querySelector(".sort").click();
       const values = [...table.tBodies[0].rows].map((row) => Number(row.cells[at].dataset.v)).filter(Number.isFinite);
       return [table.tHead.rows[0].cells[at].ariaSort, values];

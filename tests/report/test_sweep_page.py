@@ -192,7 +192,7 @@ def test_tables_contain_every_point_and_the_targets(found: Sweep, page: str) -> 
 
 def test_predictions_name_model_and_check(found: Sweep, page: str) -> None:
     text = Parsed(page).text
-    for words in ("of 64 sequences", "2,048 tokens per response", "+5 steps", "Model: ", "Check on this dump: "):
+    for words in ("of 64 sequences", "2,048 tokens per response", "+5 steps", "Model: ", "Test on the dump: "):
         assert words in text, words
     tables = [table for table in document(found).parts(Table) if table.title.startswith("Predicted")]
     shown = {row[-1].text for table in tables for row in table.rows} - {""}

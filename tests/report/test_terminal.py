@@ -87,7 +87,7 @@ def test_every_correction_of_every_run_has_a_row(width: int) -> None:
     result = everything("32 runs, 12 corrections")
     lines = printed(result, width).split("\nCorrections\n")[1].split("\n\n")[0].splitlines()
     heads = " ".join(lines[:2])
-    assert "correction" in heads and "K3 kept" in heads and "rejected" in heads
+    assert "correction" in heads and "K3 left" in heads and "rejected" in heads
     rows = [line.split() for line in lines if line.startswith(("dense_run", "moe_run"))]
     names = [correction.name for correction in result.corrections]
     assert [row[1] for row in rows] == names * 32

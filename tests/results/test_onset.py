@@ -36,7 +36,7 @@ def test_bad_steps_are_reported_and_excluded() -> None:
     values[[40, 41]] *= 50
     steady = fit_growth(list(range(100)), values.tolist(), (0.1 * values).tolist())
     assert (steady.verdict, steady.bad_steps) == ("steady", [40, 41])
-    assert steady.text.endswith("left out: the bad steps 40, 41")
+    assert steady.text.endswith("outliers left out: steps 40, 41")
     values[70:] *= 3
     grown = fit_growth(list(range(100)), values.tolist(), (0.1 * values).tolist())
     assert (grown.onset, grown.bad_steps) == (70, [40, 41])
@@ -77,7 +77,7 @@ def test_growth_of_all_tokens_is_found_despite_outliers() -> None:
 def test_outliers_at_every_later_step_count_as_growth() -> None:
     found = check([1e-3] * 20 + [9e-3] * 20, [0.1] * 40, [0] * 20 + [4] * 20)
     assert (found.verdict, found.onset, found.driven_by) == ("grew", 20, 80)
-    assert found.text.endswith("driven by 80 tokens whose two probabilities differ more than 2x")
+    assert found.text.endswith("driven by 80 tokens whose two probabilities differ by more than 2x")
 
 
 def test_the_order_of_changes_is_reported() -> None:

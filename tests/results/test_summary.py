@@ -127,11 +127,11 @@ def test_excess_scatter_is_uneven() -> None:
 
 
 def test_series_without_a_trend_give_the_reason() -> None:
-    assert growth([1e-3]).text == "one step only"
+    assert growth([1e-3]).text == "measured at one step only"
     assert growth([None, None]).text == "undefined at every step"
     assert growth([0.0, 0.0]).text == "0 at all 2 steps"
     assert growth([0.0, 1e-3]).text == "0 at 1 of 2 steps, up to 0.00100 at others"
-    assert growth([1e-3] * 10, 0.1).text.startswith("no change over 10 steps beyond the standard errors")
+    assert growth([1e-3] * 10, 0.1).text.startswith("did not change over 10 steps by more than the standard errors")
 
 
 def test_step_labels_can_be_text() -> None:

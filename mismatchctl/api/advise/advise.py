@@ -85,10 +85,10 @@ def advice_notes(
         "cannot predict a collapse of the training"
     ]
     if sample.token_ids is None:
-        notes.append("the dump lacks token_ids. Ranks of probabilities replace the ids, so the advice is less reliable")
+        notes.append("the dump lacks token_ids, so only probabilities tell tokens apart. The advice is less reliable")
     if len(sample) < candidates.MIN_SEQUENCES:
         failed = (
-            f" and failed below {candidates.RELIABLE_SEQUENCES}" if len(sample) < candidates.RELIABLE_SEQUENCES else ""
+            f" and wrong below {candidates.RELIABLE_SEQUENCES}" if len(sample) < candidates.RELIABLE_SEQUENCES else ""
         )
         notes.append(
             f"the dump has {len(sample)} sequences. In tests with a known answer, the advice was less reliable below "
@@ -128,11 +128,11 @@ def advice_notes(
 def _explain_reference(reference: BiasReference) -> str:
     name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
     if not reference.is_per_token:
-        return f"the sample may lack rare large weights of {name}, the reference for the bias (mean weight {mean})"
+        return f"the bias is measured against {name}, and the dump may lack its rare large weights (mean weight {mean})"
     low, high = candidates.CONVERGENCE_RANGE
     return (
         f"the mean sequence weight is {mean}, which is outside {low:g} to {high:g}. Therefore, the bias is measured "
-        f"against {name}, which ignores the effect of earlier tokens on a token"
+        f"against {name}, a weight per token, which ignores the ratios of earlier tokens"
     )
 
 

@@ -209,7 +209,7 @@ def _build_decompositions(first: RunResult, second: RunResult) -> list[model.Dec
 
 
 NOT_RESAMPLED_REASON = (
-    "no interval: a maximum, a quantile, a count or a tail index cannot be computed from sums per cluster"
+    "no interval: resampling uses sums per cluster, which do not give a maximum, a quantile, a count or a tail index"
 )
 TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
 _RELATIVE_UNITS = ("nats", "nats/token")
@@ -279,9 +279,9 @@ def _set_p_value(change: model.Change, alone: float, p: float, tests: int) -> mo
     note = ""
     if p >= level and not low <= 0 <= high:
         if alone < level:
-            note = f"p = {alone:.2g} alone, {p:.2g} after correction for {tests} tests"
+            note = f"p = {alone:.2g} for this metric alone, {p:.2g} after correction for {tests} tests"
         else:
-            note = f"p = {alone:.2g}: randomly relabeled clusters often differ as much, so the interval is too narrow"
+            note = f"p = {alone:.2g}: random swaps of clusters often give such a change. The interval is too narrow"
     return change.model_copy(update={"p": p, "significant": p < level, "note": note})
 
 

@@ -1,4 +1,4 @@
-"""The classes that `compare` returns, and functions that describe a comparison in words."""
+"""The classes that `compare` returns, and functions that describe a comparison."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge by the first significant change of PRIMARY_METRICS. If there is none, judge by K3 and other metrics."""
+    """Judge by the first significant change of PRIMARY_METRICS. Otherwise, judge by K3 and other metrics."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:
@@ -402,10 +402,10 @@ def describe_method(comparison: Comparison) -> str:
     level = f"{100 * (1 - comparison.confidence):.0f}%"
     several = " of all comparisons" if len(comparison.contrasts) > 1 else ""
     return (
-        f"Intervals are {100 * comparison.confidence:.0f}% percentile intervals over resampled clusters, for each "
-        f"metric alone. P-values come from permutation tests of the clusters. The {len(PRIMARY_METRICS)} main "
-        f"metrics{several} share a family-wise error rate of {level} (Holm). All other metrics share a "
-        f"false-discovery rate of {level} (Benjamini and Hochberg), and so do the metrics of corrections."
+        f"The {100 * comparison.confidence:.0f}% intervals come from resampled clusters, and the p-values from "
+        f"permutation tests of clusters. P-values are adjusted for their number. The {len(PRIMARY_METRICS)} main "
+        f"metrics{several} have a family-wise error rate of {level} (Holm), and all other metrics a "
+        f"false-discovery rate of {level} (Benjamini and Hochberg). Intervals are not adjusted."
     )
 
 

@@ -236,7 +236,7 @@ def describe_data(check: Check) -> str:
 
 def describe_basis(check: Check) -> str:
     parts = [escape_terminal(check.meaning)] if check.meaning else []
-    for name, ends in (("95% interval", check.interval), ("of the baseline", check.baseline_interval)):
+    for name, ends in (("95% interval", check.interval), ("95% interval of the baseline", check.baseline_interval)):
         if ends is not None:
             parts.append(f"{name} {format_number(ends[0], check.unit)} to {format_number(ends[1], check.unit)}")
     if data := describe_data(check):
@@ -251,7 +251,7 @@ def describe_basis(check: Check) -> str:
             least += f" (+{format_number(check.detectable / check.baseline - 1, 'fraction')})"
         below = check.limit is not None and check.detectable < check.limit
         other = " (with a statistic other than the mean of K3)" if below else ""
-        parts.append(f"a rise to {least} would be found in at least 4 of 5 dumps{other}")
+        parts.append(f"the gate would find a rise to {least} in at least 4 of 5 dumps{other}")
     return "; ".join(parts)
 
 
@@ -273,7 +273,7 @@ def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
         if risen
         else "no part rose significantly"
     )
-    return f"K3 by part: {', '.join(found)}; {head}"
+    return f"K3 by part, compared with the baseline: {', '.join(found)}; {head}"
 
 
 def _format_rise(rise: float) -> str:

@@ -450,8 +450,8 @@ def describe_check(check: BackTest) -> str:
     lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
     noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # mean |error| that noise alone causes
     return (
-        f"Check on this dump: the first {check.start:,} tokens predict the rejection at {lengths} tokens "
-        f"with a mean error of {100 * check.error:.1f} percentage points. Noise alone gives {100 * noise:.1f}."
+        f"Test on the dump: from the first {check.start:,} tokens of responses, the predicted rejection at {lengths} "
+        f"tokens is {100 * check.error:.1f} percentage points off on average. Noise alone causes {100 * noise:.1f}."
     )
 
 

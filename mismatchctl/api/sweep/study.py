@@ -278,9 +278,7 @@ def _parse_value(text: str, where: str) -> AxisValue:
     return value
 
 
-def _default_study(
-    name: str, about: str, rule: Mapping[str, Any], path: str, ends: tuple[float, float], usual: float
-) -> Study:
+def _study(name: str, about: str, rule: Mapping[str, Any], path: str, ends: tuple[float, float], usual: float) -> Study:
     """Return a study with 40 thresholds between `ends`, plus `usual`: the threshold that frameworks usually set."""
     axis = ThresholdAxis.over(path, *ends, 40, log=True)
     values = sorted({*(value for value in axis.values if isinstance(value, float)), usual})
@@ -290,11 +288,11 @@ def _default_study(
 _SEQUENCE, _GEOMETRIC = {"level": "sequence", "keep": (0.5, 2.0)}, {"level": "geometric", "keep": (1 / 1.001, 1.001)}
 _VETO = {"level": "min", "keep": (1e-4, None), "clamp": "none"}
 DEFAULT_STUDIES = (
-    _default_study("token_truncate", "token weights truncated above", {"weight": {"truncate": 2.0}},
-                   "weight.truncate", (1.05, 10.0), 2.0),
-    _default_study("seq_reject", "product of ratios", {"gates": [_SEQUENCE]}, "gates.0.keep", (1.05, 100.0), 2.0),
-    _default_study("geo", "mean log ratio", {"gates": [_GEOMETRIC]}, "gates.0.keep", (1.0001, 1.1), 1.001),
-    _default_study("veto", "any token below", {"gates": [_VETO]}, "gates.0.keep.0", (1e-7, 0.1), 1e-4),
+    _study("token_truncate", "truncates token weights at x", {"weight": {"truncate": 2.0}},
+           "weight.truncate", (1.05, 10.0), 2.0),
+    _study("seq_reject", "rejects by product of ratios", {"gates": [_SEQUENCE]}, "gates.0.keep", (1.05, 100.0), 2.0),
+    _study("geo", "rejects by geometric mean", {"gates": [_GEOMETRIC]}, "gates.0.keep", (1.0001, 1.1), 1.001),
+    _study("veto", "rejects if any ratio is below x", {"gates": [_VETO]}, "gates.0.keep.0", (1e-7, 0.1), 1e-4),
 )  # fmt: skip
 """The studies of a sweep if the user chooses no correction. They do not depend on the data. Their ranges include the
 thresholds in papers, framework documentation and presets: weights truncated at 1.5 to 10, sequence ratios rejected

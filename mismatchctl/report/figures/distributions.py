@@ -13,6 +13,7 @@ from mismatchctl.core.formatting import escape_terminal, format_number, shorten,
 from mismatchctl.diagnosis.layer_reports import LayerReport
 from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine, interval_line, to_floats
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
+from mismatchctl.results.summary import percent
 
 MAX_RUNS = 6
 _MAX_CELLS = 110  # maximum number of drawn bins, because finer bins would contain single tokens
@@ -46,8 +47,7 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     edges, tokens, k3 = (np.array(getattr(distribution, key), np.float64) for key in ("edges", "tokens", "k3"))
     far = np.minimum(np.abs(edges[1:]), np.abs(edges[:-1])) >= _FAR
     share, of_k3 = (float(part[far].sum() / part.sum()) if part.sum() > 0 else 0.0 for part in (tokens, k3))
-    parts = (format_number(each, "fraction") for each in (share, of_k3))
-    title = "{} of tokens have a |log ratio| above 1 nat and cause {} of K3".format(*parts)
+    title = f"{percent(share)} of tokens have a |log ratio| above 1 nat and cause {percent(of_k3)} of K3"
     return replace(figure, title=title) if share else figure
 
 
@@ -107,7 +107,7 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
         return None
     counts, x, y = np.array(joint.tokens, np.float64), np.array(joint.x), np.array(joint.y)
     apart = float(counts[np.abs(x - y) > _DISAGREEMENT].sum() / counts.sum())
-    title = f"{format_number(apart, 'fraction')} of tokens have a probability difference above {_DISAGREEMENT:g}"
+    title = f"{percent(apart)} of tokens differ in probability by more than {_DISAGREEMENT:g}"
     mark = Marks("hexagons", "tokens", joint.x, joint.y, values=joint.tokens, shift=joint.width)
     return Figure(
         name, title if apart else "Rollout and train probability",
@@ -121,10 +121,10 @@ QUANTITIES = {
     "position": ("K3 by position", "position in the response (tokens)", "position",
                  "If the mismatch is noise, the curve is flat. "
                  "If an error accumulates along the response, the curve rises."),
-    "surprisal": ("K3 by probability", "rollout probability of the token", "probability",
+    "surprisal": ("K3 by probability", "rollout probability of the token", "rollout probability",
                   "Noise in the logits causes a high K3 for rare tokens. If the curve is also high on the right, "
                   "likely tokens have a large mismatch too."),
-    "length": ("K3 by response length", "length of the response (tokens)", "length",
+    "length": ("K3 by response length", "length of the response (tokens)", "response length",
                "K3 per token, for responses of each length."),
 }  # fmt: skip
 """Quantity -> texts of its figure: title, axis title, noun (such as `position` in "At position 5"), and caption."""

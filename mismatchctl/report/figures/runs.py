@@ -38,7 +38,7 @@ def tokens_and_sequences(metric: str) -> tuple[tuple[str, str], ...]:
 UNBIASED = (ReferenceLine("y", 1.0, "", None, "limit"),)
 CHARTS = (
     TrendChart("abs", "Log-prob difference", Axis("|log-prob difference| (nats)", "log"),
-               "If only the largest difference rises, a few tokens are affected. If the mean rises, most are.",
+               "If only the largest difference rises, a few tokens are affected. If the mean rises, most tokens are.",
                (("abs_diff_mean", "mean"), ("abs_diff_p99", "p99"), ("abs_diff_max", "largest"))),
     TrendChart("ratio", "Mean ratio", Axis("mean ratio"),
                "The mean ratio stays at 1 if the engine sampled the tokens with the recorded probabilities.",

@@ -83,7 +83,7 @@ _CURVES = (
                "A mean weight of 1 is unbiased. A bound on the weights moves the mean weight away from 1.",
                (("weight_mean", "mean weight"),), UNBIASED),
     TrendChart("k3_kept", "K3 of the kept tokens", Axis(K3_AXIS),
-               "The mismatch of the tokens that the correction keeps.", (("k3_kept", "K3 kept"),)),
+               "The mismatch of the tokens that the correction keeps.", (("k3_kept", "K3 left"),)),
 )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
     if advice.growth is not None:
         rows.append(("trend", _GROWTH.format(format_number(advice.growth))))
     size = f"{advice.sequences:,} sequences in {advice.prompts:,} prompt groups, {advice.batch:,} sequences per update"
-    yield doc.Facts([*rows, ("data", f"loss of ESS: {advice.severity}; {size}")])
+    yield doc.Facts([*rows, ("data", f"{size}; ESS loss with token weights ≤ 2: {advice.severity}")])
 
 
 def _config_part(advice: api.RunAdvice) -> doc.Code:
@@ -103,7 +103,7 @@ def document(found: Mapping[str, api.RunAdvice]) -> doc.Document:
 
 
 def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
-    notes = [*doc.alarms(advice.warnings), *(doc.Note(f"{note}.", "quiet") for note in advice.notes)]
+    notes = [*doc.alarms(advice.warnings), *(doc.Note(f"{one[0].upper()}{one[1:]}.", "quiet") for one in advice.notes)]
     if advice.fix_first is not None:
         section.add(doc.Note(advice.fix_first.summary), doc.Note(advice.fix_first.advice))
     if not advice.advice:

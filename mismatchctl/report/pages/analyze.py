@@ -312,7 +312,7 @@ class _PageBuilder:
         yield self.draw(index, *["k3"] * self.several, "trends")
         yield doc.Section(
             "Policy drift", f"drift-{index}", lead="Each update moves the policy away from the log-probs that "
-            "the trainer recomputed. PPO's ratio measures this drift.",
+            "the trainer recomputed. The ratio in PPO's loss measures this drift.",
         ).add(self.draw(index, "drift"))  # fmt: skip
 
     def where(self) -> doc.Section:
@@ -320,7 +320,7 @@ class _PageBuilder:
         for found, run in zip(self.figures, self.runs.values(), strict=True):
             titles = [figure.title for figure in found["distributions"]]
             titles = [title for title in titles if title[0].isdigit() or "x the mean" in title]
-            notes.append("every log ratio is 0" if _k3(run).value == 0 else "; ".join(titles[:2]) or "evenly spread")
+            notes.append("every log ratio is 0" if _k3(run).value == 0 else "; ".join(titles[:2]) or "no peak")
         return self.details("Location of the mismatch", "where", lambda at, _: [self.draw(at, "distributions")],
                             notes=notes)  # fmt: skip
 
@@ -343,14 +343,14 @@ class _PageBuilder:
             return
         count = len(self.result.corrections)
         section = doc.Section("Corrections", "corrections", folded=True, opened=not self.brief)
-        section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, new batch"
+        section.note = f"{format_count(count, 'correction')}: what each one rejects, and the K3 and ESS that remain"
         shown = dict(list(self.runs.items())[:MAX_COLORED_RUNS])
         section.lead = self._describe_ess_loss(shown)
         tradeoff = doc.Figures([charts.corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
         yield section.add(run_tables.comparison_of_corrections(self.result), tradeoff)
         yield self.details(
             "Corrections in detail", "correction-details", self._correction_parts,
-            note="values by step, loss, gradient, and rejections by each rule",
+            note="figures by step, and a table of all metrics",
         )  # fmt: skip
 
     def _describe_ess_loss(self, shown: Mapping[str, RunResult]) -> str:
@@ -360,8 +360,8 @@ class _PageBuilder:
         for run, found in shown.items():
             ess = found.overall.corrections.get(name, {}).get("ess_token", NOT_RECORDED).value
             if ess is not None:
-                classes.append(f"{classify_severity(ess)}{f' for {run}' if self.several else ''} (ESS {percent(ess)})")
-        return f"If token weights are truncated at 2, the loss of ESS is {', '.join(classes)}." if classes else ""
+                classes.append(f"{percent(1 - ess)} of the ESS{f' in {run}' * self.several} ({classify_severity(ess)})")
+        return f"Token weights truncated at 2 cost {', '.join(classes)}." if classes else ""
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         yield self.draw(index, "corrections")

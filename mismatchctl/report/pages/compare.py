@@ -137,7 +137,7 @@ def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index:
     section.add(_changes_table(
         "The main metrics, and all other metrics that changed significantly.", keys, contrast.changes,
         title=f"Metrics ({left} more in --json and --html)",
-        left_out=f"{left} more are in the section All numbers." if left else "",
+        left_out=f"{left} more metrics are in the section All numbers." if left else "",
     ))  # fmt: skip
     for key in keys:
         if note := contrast.changes[key].note:
@@ -210,12 +210,12 @@ def _changes_table(
 def _sides_table(comparison: api.Comparison) -> doc.Table:
     keys = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ess_sequence")
     columns = [
-        doc.Column("run", "name", "name"), doc.Column("from", "source", "path"),
-        doc.Column("what it is", "kind", "text"),
+        doc.Column("run", "name", "name"), doc.Column("file or folder", "source", "path"),
+        doc.Column("type", "kind", "text"),
         *metric_columns(keys, lambda side, key: side.metrics.get(key, NOT_RECORDED)),
         doc.Column("K3 over the steps", lambda side: side.growth.brief, "text"),
     ]  # fmt: skip
-    return doc.Table.of("Runs. The first is the reference.", comparison.sides, columns)
+    return doc.Table.of("All runs. The first run is the reference.", comparison.sides, columns)
 
 
 def _corrections_table(contrast: api.Contrast) -> doc.Table:
@@ -245,7 +245,7 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
         doc.Column("contribution", lambda item: doc.number_cell(
             item[1].total, form=lambda total: form.format_estimate(total, item[1].se)), unit="nats/token", drop=0,
             short="contribution ± half 95% interval"),
-        doc.Column("of the change", share, drop=1),
+        doc.Column("share of the change", share, drop=1),
         doc.Column("K3 of the part", lambda item: _format_change(item[1].k3), drop=2),
         doc.Column("its share of the tokens", lambda item: _format_change(item[1].tokens, "fraction"), drop=4),
     ]  # fmt: skip

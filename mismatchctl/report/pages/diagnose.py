@@ -163,9 +163,9 @@ def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
     rows = [("found", sides.summary), ("split", f"{shares}, {_format_share(sides.rollout_share_k3)} of K3")]
     ratio = sides.reference_over_rollout
     if ratio.value is not None:
-        meaning = "1 if the engine sampled the tokens with the recorded probabilities"
+        meaning = "(1 if the engine sampled with the recorded probabilities)"
         rows.append(
-            ("sampled", f"E[reference/rollout] = {form.format_estimate(ratio.value, ratio.se, 'ratio')}, {meaning}")
+            ("sampled", f"E[reference/rollout] = {form.format_estimate(ratio.value, ratio.se, 'ratio')} {meaning}")
         )
     charts = []
     for name, groups in sides.groups.items():

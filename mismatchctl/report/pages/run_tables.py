@@ -215,9 +215,9 @@ def comparison_of_corrections(result: model.Result) -> doc.Table:
         doc.Column("fresh batch rejects", lambda row: _fresh_batch_cell(runs[row[1]].fresh_batches.get(row[2])), drop=4,
                    description="predicted share of rejected tokens in a new batch, with its 95% interval"),
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
-        doc.Column("data needed", needed, description="times the data to reach the ESS without a correction"),
+        doc.Column("data needed", needed, description="2x: twice the data gives the ESS without a correction"),
     ]  # fmt: skip
-    caption = "Percentages of tokens refer to all valid tokens. A fresh batch is a new batch with the size of a step."
+    caption = "Shares of tokens are shares of all valid tokens. A fresh batch is a new batch of the size of a step."
     places = [row[0] for row in rows] if several else ()
     return doc.Table.of(caption, rows, columns, sortable=True, title="Corrections", runs=places, reach=doc.EVERYWHERE)
 
@@ -235,7 +235,7 @@ def provenance_section(
     corrections: Sequence[Correction],
 ) -> doc.Section:  # fmt: skip
     section = doc.Section("Data", "provenance", reach=doc.PAGE_ONLY, folded=True)
-    section.note = f"{len(inputs)} files, mismatchctl {version}, configurations"
+    section.note = f"{len(inputs)} files, mismatchctl {version}, YAML of the corrections"
     section.add(_left_out_table(left_out) or doc.Note("All rows and files were used.", reach=doc.PAGE_ONLY))
     files = doc.Table.of("Files read", inputs[:MAX_FILES], [
         doc.Column("file", "path", "path"), doc.Column("run", "run", "text"),

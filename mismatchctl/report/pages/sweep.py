@@ -72,7 +72,7 @@ def _study_parts(every: Sequence[StudyRun]) -> Iterator[doc.DocumentPart]:
     if (left := len(every) - MAX_STUDIES) > 0:
         yield doc.Note(f"{left} more corrections: -v")
     if any(own.usual is not None and len(own.study.axes) == 1 for own in every[:MAX_STUDIES]):
-        yield doc.Note("* is the usual default of the frameworks")
+        yield doc.Note("* marks the usual default of the frameworks")
 
 
 def _threshold_table(own: StudyRun) -> doc.Table:
@@ -244,7 +244,7 @@ def _lead_sentence(study: Study, start: int) -> str:
     about = f"{study.correction.about.rstrip('.')}. " if study.correction.about else ""
     fixed = f"Curves vary one threshold, starting from {api.format_point(study, start)}." if len(study.axes) > 1 else ""
     sides = any(axis.path.rpartition(".")[2] in INTERVAL_FIELDS for axis in study.axes)
-    bound = "A bound x limits ratios to [1/x, x], and probability differences to [-x, x]. " if sides else ""
+    bound = "A bound x keeps ratios in [1/x, x], and probability differences in [-x, x]. " if sides else ""
     return (about[:1].upper() + about[1:] + bound + fixed).strip() or "One threshold varies."
 
 
@@ -363,7 +363,7 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
         return None
     section = doc.Section(
         "Predictions", f"thresholds-{index}-predictions",
-        lead="Predictions of some points for a new batch, longer responses or later steps, with 95% intervals.",
+        lead="The tables predict how some thresholds act on a new batch, on longer responses or at later steps.",
     )  # fmt: skip
     questions: dict[str, list[tuple[str, Prediction]]] = {}
     for name, every in predictions.items():

@@ -51,7 +51,7 @@ def _sequence_data(row: SequenceRow, span: tuple[int, int], index: int) -> dict[
     log_ratio, tokens, (first, last) = row.log_ratio, row.batch.tokens, span
     named = ((text, row.facts[name]) for name, text in _FACT_TITLES.items() if name in row.facts)
     facts = [f"{text} {shorten(format_label(fact), 40)}" for text, fact in named]
-    facts += [f"{tokens:,} valid tokens", f"log ratio {format_number(float(log_ratio.sum()))} in sum"]
+    facts += [f"{tokens:,} valid tokens", f"sum of the log ratios {format_number(float(log_ratio.sum()))}"]
     note = f"Tokens {first:,} to {last - 1:,} of {tokens:,} are shown." if tokens > last - first else ""
     title = f"{shorten(row.file, 160)}, row {row.row:,}"
     return {

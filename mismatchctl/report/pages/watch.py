@@ -39,7 +39,7 @@ def format_new_steps(look: Snapshot, *, first: bool = False) -> Iterator[str]:
     last = look.steps[-(MAX_FIRST_STEPS // (1 + several)) :] if first else look.steps
     shown = [key for key in look.steps if key in jumps or key in last]
     if len(shown) < len(look.steps):
-        yield f"({len(look.steps) - len(shown):,} earlier steps)"
+        yield f"({len(look.steps) - len(shown):,} earlier steps are not shown)"
     for run, index in shown:
         groups = look.result.runs[run].groups
         values = ((groups.series(key).value[index], unit) for key, (unit, _) in LINE_COLUMNS.items())
