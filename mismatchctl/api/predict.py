@@ -536,7 +536,7 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
     """Return the change [R, S] of the predicted sum of log ratios if the mean log ratio depends on the position.
 
-    `column`: 0 for log ratio, 1 for K3. Beyond the observed positions, a rising K3 rises further. Other means stay.
+    `column`: 0 for log ratio, 1 for K3. At longer lengths, a rising K3 rises further, and other means stay constant.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -582,7 +582,7 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""A prediction needs this number of sequences. A check at N tokens needs this number with at least N tokens."""
+"""Minimum number of sequences for a prediction, and of sequences with N or more tokens for a check at N tokens."""
 _LENGTH_MODEL = (
     "the log ratio of a sequence has three parts: a drift that all sequences share (about minus K3 per token), a bias "
     "of the sequence that grows with the length, and noise that grows with the square root of the length. For a veto, "

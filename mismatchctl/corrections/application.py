@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """The values of a step. A gate with `over: batch` drops the largest until the mean of the rest is allowed."""
+    """The values of a step. A gate with `over: batch` drops the largest until the others' mean is within its bound."""
 
     gate: Gate
     count: int = 0  # number of values within the upper bound
@@ -440,7 +440,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Clip weights to the bounds, or set weights outside of them to 0. `values` and the result are w - `origin`."""
+        """Clip weights to the bounds, or set weights outside of them to 0. `values` (and result): weight - `origin`."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:

@@ -520,7 +520,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return a `watched` column. If lengths differ, use nulls in partial columns and token ids, else return `None`."""
+    """Return a `watched` column. If lengths differ, partial columns and token ids get nulls. Others become `None`."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)

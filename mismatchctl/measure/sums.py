@@ -118,7 +118,7 @@ class TableAxis:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of `of`'s column `name`, or else the mismatch's. `drift_square`: `square` of `drift`."""
+        """Return the position of column `name` of `of`, or else of the mismatch. `drift_square`: `square` of drift."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found

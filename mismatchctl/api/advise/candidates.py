@@ -348,7 +348,7 @@ def sequence_k_hat(sample: RunSample) -> float | None:
 
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
-"""Rows (previous tokens) and columns (tokens) of the Surrogate's table, if one cell per pair of ids is too large."""
+"""Rows (previous tokens) and columns (tokens) of the Surrogate's table, if a cell per pair of ids takes more cells."""
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5

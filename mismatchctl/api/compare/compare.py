@@ -353,7 +353,7 @@ class PartMeans:
 
     @classmethod
     def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
-        """Return the parts `keys`. `columns` (tokens, K3, error) are for the parts `own`. Others get 0 tokens."""
+        """Return the parts `keys`. `columns`: tokens, K3 and error of the parts `own`. Other parts get 0 tokens."""
         where = {key: index for index, key in enumerate(own)}
         found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
         tokens, k3, se = np.array(found, np.float64)

@@ -111,7 +111,7 @@ class _SimulatedGate:
         return bool(power >= TARGET_POWER)
 
     def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
-        """Simulate a rise by `factor`. Return [statistics with it, without it] [clusters, tests], and test weights."""
+        """Simulate a rise by `factor`. Return statistics with and without it [clusters, tests], and test weights."""
         layers, sizes, sample = self._layers, self._sizes, self._sample
         if layers is None:
             statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
@@ -216,7 +216,7 @@ def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return with how many clusters p <= `level` is possible. The baseline has the same ones, or `baseline` others."""
+    """Return how many clusters make p <= `level` possible. The baseline has the same clusters, or `baseline` others."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1

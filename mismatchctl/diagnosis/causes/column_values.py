@@ -193,7 +193,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Find the side and the factor, such as -1 or ln 10, that make the two sides of most sequences agree. Flag them."""
+    """Find the side and the factor, such as -1 or ln 10, that make most sequences agree, and flag these sequences."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = case.find_better_reading("rollout", case.rollout / factor)

@@ -161,7 +161,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean |rollout of row i - train of row j| of the first 32 tokens, each at most 1 nat [rows, rows]."""
+    """Return the mean |rollout of row i - train of row j| [rows, rows] of the first 32 tokens, each at most 1 nat."""
     place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)

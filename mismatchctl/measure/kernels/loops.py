@@ -65,7 +65,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
 
 @compile_terms
 def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """Return exp(x) - 1, K3 and exp(q) for log ratio x and log-prob q, which `*_within` clips to the range of exp."""
+    """Return exp(x) - 1, K3 and exp(q) for log ratio x and log-prob q. `*_within`: x and q within the range of exp."""
     k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x

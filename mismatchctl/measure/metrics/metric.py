@@ -312,7 +312,7 @@ def read_metrics(
 
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
-"""Probability that a `heavy_tail` interval of a quantile is right: 0.85, or 0.6 with under 3 tokens in the tail."""
+"""Share of `heavy_tail` intervals of quantiles that contain the true value: 0.85, or 0.6 with under 3 tail tokens."""
 _FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tokens above a quantile: COVERAGE, LOWEST_COVERAGE
 _ROUNDING = 1e-9  # relative rounding error of a share times the number of tokens
 
