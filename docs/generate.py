@@ -374,10 +374,10 @@ def cli() -> str:
     head = [
         "# Commands",
         NOTICE,
-        "This page lists the options of each command, as `mismatchctl COMMAND -h` does. [Python](python.md) has the",
-        "same functions. You can also set options in `[tool.mismatchctl]` of `pyproject.toml`, in",
+        "This page lists the options of each command, as `mismatchctl COMMAND -h` does. Some commands also exist as",
+        "[Python functions](python.md). You can also set options in `[tool.mismatchctl]` of `pyproject.toml`, in",
         "`mismatchctl.toml`, or in environment variables (`MISMATCHCTL_*`). An option on the command line has",
-        "priority. `mismatchctl doctor` lists the settings and their origin.",
+        "priority. `mismatchctl doctor` lists the settings, with the file or variable that contains each setting.",
         "",
     ]
     return "\n".join([*head, *_commands(get_command(app), "mismatchctl")])

@@ -347,7 +347,7 @@ class Correction(_CorrectionModel):
         description="ppo: PPO with train as the old policy. ppo_bypass: PPO with rollout as the old policy. "
         f"policy_gradient: REINFORCE with weights. Other losses: {', '.join(list(LOSSES)[3:])}. Parameters "
         "follow a colon, "
-        "as in gspo:low=0.9997,high=1.0004. Ratios are limited to exp(+-20)",
+        "as in gspo:low=0.9997,high=1.0004. Ratios are limited to exp(-20) and exp(20)",
     )
 
     @field_validator("loss")
