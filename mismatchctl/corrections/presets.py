@@ -178,7 +178,7 @@ def _count_policies(correction: Correction) -> int:
 SEVERITIES = ("negligible", "moderate", "severe")
 """Severities of a mismatch. Typical causes, in this order: numerical differences, stale weights, another policy."""
 _MIN_ESS = (0.99, 0.9)
-"""Minimum ESS of token weights for `negligible` and for `moderate`. Our own choice, without a published source."""
+"""Minimum ESS of token weights for `negligible` and for `moderate`. These limits lack a published source."""
 
 
 def classify_severity(ess_token: float) -> str:

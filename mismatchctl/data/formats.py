@@ -241,7 +241,7 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Convert ids that were stored as floats: 3.0 to 3, NaN to None, and 3.5 to "3.5". A step of 3.5 stays a float."""
+    """Convert ids that were stored as floats: 3.0 to 3, NaN to `None`, 3.5 to "3.5". A step of 3.5 stays a float."""
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
     if are_whole.all():

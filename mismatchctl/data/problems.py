@@ -195,7 +195,7 @@ class LengthMismatch:
         return ""
 
     def overlap(self) -> str:
-        """Describe how log-prob lists of different lengths agree, for example from the start, or return ""."""
+        """Describe in what part two log-prob lists of different lengths agree, such as from the start, or return ""."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
 
 

@@ -242,7 +242,7 @@ class Case:
         """Return how much of the log ratio's variance (0 to 1) depends only on the token id, with a z-score.
 
         Different model weights give a token similar log ratios in all sequences, but noise does not. For the z-score,
-        the share is divided by the standard deviation that it has if whole sequences get random signs.
+        the share is divided by its standard deviation if the log ratios of whole sequences get random signs.
         """
         ids = self.rows.extra_columns.get("token_ids")
         if ids is None or len(self.x) < 200:

@@ -264,7 +264,7 @@ def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
 
 
 def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
-    """Return True if the keys can belong to the framework `name`. If `name` is empty, check all frameworks."""
+    """Return True if the keys can belong to the framework `name`, or if `name` is empty, to any framework."""
     if not name:
         return registry.recognize(keys) is not None  # slow: imports every framework
     framework = registry.load_framework_for(keys, name)

@@ -243,7 +243,7 @@ register_cleanup(_remove_own_folders)
 TOOL_NAME = f"mismatchctl {__version__}"
 """Signature that the tool writes into figures and text pages, so that `is_own_output` recognizes them."""
 PARQUET_METADATA = {"mismatchctl": __version__}
-"""Metadata in the footers of our Parquet files. `is_own_output` recognizes the files by it."""
+"""Metadata in the footers of our Parquet files, which `is_own_output` uses to recognize the files."""
 CAPTIONS_FILE = "captions.md"
 """List of the figures and CSV files in a folder. It identifies our CSV files, which cannot contain a signature."""
 _PREFIX_BYTES = 4096

@@ -182,7 +182,7 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
-    """Sort a batch by group. Also return the (run, key) of each group, and where groups begin and end [groups + 1]."""
+    """Sort a batch by group. Also return the (run, key) of each group, and the row offsets of groups [groups + 1]."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)

@@ -317,7 +317,7 @@ CONVERGENCE_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction whose gradient counts as the true one. Bias is the distance of a gradient from this gradient."""
+    """The correction whose gradient counts as true. The bias of another gradient is its distance from this gradient."""
 
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10

@@ -23,7 +23,7 @@ _EDIT_SURE_SHARE, _EDIT_MOST = 0.03, 0.5
 
 @dataclass(frozen=True)
 class _Breaks:
-    """Sequences (`found`) whose rollout and train log-probs agree before the token `split`, and differ after it."""
+    """Sequences (`found`) whose rollout and train log-probs agree before the token `split`, but not from there on."""
 
     found: Bools
     split: Ints

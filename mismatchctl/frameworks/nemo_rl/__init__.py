@@ -22,7 +22,7 @@ _PER_SEQUENCE = {"sequence_level_importance_ratios": True, "token_level_loss": F
 
 
 class NemoRl(PlainFramework):
-    """NeMo-RL: non-finite weights become 0. Only seq_logprob_error_threshold removes tokens from denominators."""
+    """NeMo-RL: non-finite weights become 0. Only seq_logprob_error_threshold excludes tokens from means."""
 
     forms = (
         *(

@@ -124,7 +124,7 @@ class SkyRl(PlainFramework):
         return tuple(outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout")
 
     def _loss_drops(self, run: ConfiguredStep) -> Any:
-        """Flag the tokens that the loss rollout_is or dppo drops. dppo also checks the sign of the advantage."""
+        """Flag the tokens that the loss `rollout_is` or `dppo` drops. `dppo` also checks the sign of the advantage."""
         drops = np.zeros(run.tokens, np.bool_)
         for outcome in run.applied.gates:
             if outcome.gate.source != "current/rollout":

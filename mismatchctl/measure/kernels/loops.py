@@ -460,7 +460,7 @@ def scan_sequences(
     rollout: Any, train: Any, valid: Any, offsets: Any, cap: float, index: Any, bounds: Any, probed: Any,
     sums: Any, rows: Any, contents: Any, surprise: Any,
 ) -> None:  # fmt: skip
-    """Write the LevelTerms, both hashes and the surprise of each sequence, while its tokens are in the CPU cache."""
+    """Write the SequenceTerms of each sequence while its tokens are in the CPU cache."""
     for i in range(len(offsets) - 1):
         tokens = slice(offsets[i], offsets[i + 1])
         _add_level_terms(rollout[tokens], train[tokens], valid[tokens], cap, sums[i])

@@ -295,7 +295,7 @@ def read_metrics(
     extremes: Mapping[str, Extreme] | None = None,
     tails: Mapping[str, Tail] | None = None,
 ) -> tuple[Metric, ...]:
-    """Read a table of metrics.yaml. The arguments are functions for metrics without a simple formula, by key."""
+    """Read a table of metrics.yaml. The mappings contain functions by key, for metrics without a simple formula."""
     rows = dict(_read_tables()[table])
     defaults, metrics = {"undefined": NO_TOKEN} | rows.pop("defaults", {}), []
     for key, row in rows.items():
