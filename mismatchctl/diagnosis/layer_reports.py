@@ -119,7 +119,7 @@ class LayerReport(_Model):
 
     `first_bad` is the first tensor that the comparator rejects. `first_apart` is the first tensor that differs far more
     than all layers before it, or a weight that differs while most weights agree. The earlier of the two is the fault.
-    `last_good` is the last layer before the fault, and `before` is the largest difference (`measure`) up to there.
+    `last_good` is the last layer before the fault, and `before` is the largest difference (`measure`) before the fault.
     `growth` contains pairs (layer, largest difference). `next` describes the next comparison.
     """
 
