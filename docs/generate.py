@@ -335,8 +335,8 @@ def _layout(layout: FileLayout) -> str:
     files = f"- Files: {', '.join(f'`{pattern}`' for pattern in layout.patterns)}"
     if not layout.columns:
         return f"\n{files}\n\n"
-    axis = "prompt and response" if layout.prompt else "response only"
-    padding = "not padded" if layout.padding == "none" else f"padded on the {layout.padding}"
+    axis = "prompt and response" if layout.prompt else "only the response"
+    padding = "without padding" if layout.padding == "none" else f"with padding on the {layout.padding}"
     columns = [
         f"| `{column}` | `{name}` | {_about(layout, column) if column in TOKEN_COLUMNS else ''} |"
         for column, name in layout.columns.items()
@@ -347,7 +347,7 @@ def _layout(layout: FileLayout) -> str:
         [
             "",
             files,
-            f"- Rows: {axis}, {padding}.",
+            f"- Rows: each row contains {axis}, {padding}.",
             f"- Mask: {layout.mask}.",
             *(missing if layout.missing else []),
             *(
