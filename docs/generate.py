@@ -38,10 +38,10 @@ from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.frameworks.registry import load_presets as all_presets
 from mismatchctl.io import __version__
 from mismatchctl.io.yaml import read_data
-from mismatchctl.measure.columns import PAIRS, Pair
+from mismatchctl.measure.columns import PAIRS, POLICY_NAMES, Pair
 from mismatchctl.measure.metrics.evaluation import pair_metrics
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, Facet, correction_metrics
+from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, SPLITS, Facet, correction_metrics
 from mismatchctl.measure.reduction import MOST_VALUES
 from mismatchctl.results.model import result_schema
 
@@ -97,7 +97,7 @@ def metrics() -> str:
         [
             "# Metrics",
             NOTICE,
-            "This page defines every metric. x is the log ratio of a token: train minus rollout log-prob, in nats.",
+            "This page defines every metric. Log-probs and their differences are in nats.",
             "The key of a metric never changes. A mean has a standard error and a 95% interval, which treat the",
             "responses to one prompt as one cluster. If the dump lacks prompt ids, each response is a cluster. If a",
             "few clusters or rare weights dominate a value, its interval is too narrow. The field `tail` is then",
@@ -143,11 +143,11 @@ def metrics() -> str:
 
 def _pair_table(pair: Pair) -> list[str]:
     """Return the metrics of a pair of policies: a list of the metrics of the mismatch, and a table of the others."""
-    start = f" with x = {pair.policy} minus {pair.reference} ("
-    same = [metric for metric in pair_metrics(pair) if start in metric.definition and not _names(metric)]
-    names = ", ".join(f"`{metric.key}`" for metric in same)
-    text = f"Metrics of the first table, with the log ratio {pair.policy} minus {pair.reference}: {names}."
-    others = [metric for metric in pair_metrics(pair) if metric not in same]
+    others = [metric for metric in pair_metrics(pair) if metric in SPLITS.get(pair.name, ()) or _names(metric)]
+    sides = ((POLICY_NAMES[pair.policy], "trainer"), (POLICY_NAMES[pair.reference], "rollout"))
+    instead = " and ".join(f"the {other} instead of the {name}" for other, name in sides if other != name)
+    names = ", ".join(f"`{metric.key}`" for metric in pair_metrics(pair) if metric not in others)
+    text = f"Metrics of the first table, computed for {instead}: {names}."
     return ["", text, *(_table(others) if others else [""])]
 
 

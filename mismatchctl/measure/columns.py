@@ -487,7 +487,7 @@ class Pair:
     policy: str
     reference: str
     title: str  # short label
-    meaning: str  # what the metrics of the pair measure, as a phrase after "for"
+    meaning: str  # the comparison to which the metrics of the pair belong, as a phrase after "part of"
     section: str  # heading of the pair's section on a page
 
     @property
@@ -511,26 +511,25 @@ class Pair:
 
 
 _MISMATCH_COLUMNS = {"rollout_log_probs", "train_log_probs"}
+POLICY_NAMES = {"train": "trainer", "rollout": "rollout", "current": "current policy", "reference": "precise reference"}
 _METRIC_NAMES = {("drift", "ratio_mean"): "ois", ("drift", "ratio_mean_z"): "ois_z"}  # keys that are not prefix + key
 
-MISMATCH = Pair("mismatch", "train", "rollout", "mismatch", "what engine and trainer disagree on", "The mismatch")
+MISMATCH = Pair("mismatch", "train", "rollout", "mismatch", "the comparison of trainer and rollout", "The mismatch")
 DRIFT = Pair(
-    "drift", "current", "train", "drift", "the change of the policy since the trainer recomputed the log-probs",
-    "The second drift, from train to current",
+    "drift", "current", "train", "policy drift", "the comparison of the current policy with the trainer",
+    "Policy drift, from train to current",
 )  # fmt: skip
 TOTAL = Pair(
-    "total", "current", "rollout", "total", "the distance of the updated policy from the sampling policy",
-    "Both drifts together, from rollout to current",
+    "total", "current", "rollout", "mismatch + drift", "the comparison of the current policy with the rollout policy",
+    "Mismatch and policy drift together, from rollout to current",
 )  # fmt: skip
 ROLLOUT_ERROR = Pair(
     "rollout_reference", "rollout", "reference", "rollout's error",
-    "the rollout's own error, compared with the same tokens scored in high precision",
-    "The rollout's error, from reference to rollout",
+    "the comparison of the rollout with a high-precision reference", "The rollout's error, from reference to rollout",
 )  # fmt: skip
 TRAIN_ERROR = Pair(
     "train_reference", "train", "reference", "trainer's error",
-    "the trainer's own error, compared with the same tokens scored in high precision",
-    "The trainer's error, from reference to train",
+    "the comparison of the trainer with a high-precision reference", "The trainer's error, from reference to train",
 )  # fmt: skip
 PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)
 """All pairs of policies. A pair is measured if the dump contains the log-probs of its two policies."""

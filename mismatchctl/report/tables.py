@@ -79,8 +79,8 @@ def find_metric(key: str, scope: str = "m") -> Metric:
     """Find a metric of the mismatch (scope `m`) or of corrections (`c`). Return a placeholder for an unknown key."""
     gate = re.fullmatch(r"gate(\d+)_(\w+)_(\w+)", key)
     if gate and (found := _known_metrics().get((scope, f"gate0_{gate[2]}_{gate[3]}"))):
-        title, about = f"gate {gate[1]}: {gate[2]} too {gate[3]}", found.definition.replace("gate 0", f"gate {gate[1]}")
-        return replace(found, key=key, title=title, definition=about)
+        title, about = (text.replace("gate 0", f"gate {gate[1]}") for text in (found.title, found.definition))
+        return replace(found, key=key, title=re.sub(r" \(.*\)", "", title), definition=about)
     return _known_metrics().get((scope, key)) or Metric(key, key, "", "not in this version's registry", "")
 
 

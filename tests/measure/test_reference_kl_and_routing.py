@@ -221,5 +221,5 @@ def test_a_device_gives_equal_kl_and_routing(tmp_path: Path, monkeypatch: pytest
 
 def test_definitions_state_where_the_low_var_bound_applies() -> None:
     known = {metric.key: metric.definition for metric in KL_METRICS}
-    assert known["ref_low_var_unbiased"].startswith("exp(current - train) * (exp(-x) - 1 + x) within +-10, x = ")
-    assert known["ref_low_var"].startswith("exp(-x) - 1 + x within +-10, x = ")
+    assert known["ref_low_var_unbiased"].startswith("mean over all valid tokens of w * (exp(-x) - 1 + x), clipped to")
+    assert known["ref_low_var"].startswith("mean over all valid tokens of exp(-x) - 1 + x, clipped to")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Float64s
 from mismatchctl.corrections.application import normalization_divisor
 from mismatchctl.corrections.model import Correction, Weight
-from mismatchctl.measure.columns import MISMATCH_NAME, PAIRS, Pair
+from mismatchctl.measure.columns import MISMATCH_NAME, PAIRS, POLICY_NAMES, Pair
 from mismatchctl.measure.metrics.metric import (
     NO_QUANTILE,
     Estimate,
@@ -172,23 +173,22 @@ IMAGINARY_STEP = 1e-100  # step size of the complex-step method for derivatives,
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
     """Return the metrics of a pair of policies. Most keys begin with the prefix of the pair, such as `drift_`."""
-    own = tuple(
+    return tuple(
         replace(
             metric,
             key=pair.key(metric.key),
-            title=f"{pair.title}: {metric.title}",
-            definition=f"{metric.key} with x = {pair.policy} minus {pair.reference} ({_describe_substitution(pair)})",
-            meaning=f"The same as {metric.key}, computed for {pair.meaning}.",
+            title=f"{pair.title}: {_replace_policies(metric.title, pair)}",
+            definition=_replace_policies(metric.definition, pair),
+            meaning=f"Part of {pair.meaning}. For trainer and rollout, this metric is called {metric.key}.",
             measure=metric.measure and replace(metric.measure, basis=pair.source),
         )
         for metric in (*PAIR_METRICS, RATIO_Z)
-    )
-    return own + SPLITS.get(pair.name, ())
+    ) + SPLITS.get(pair.name, ())
 
 
-def _describe_substitution(pair: Pair) -> str:
-    sides = ((pair.policy, "train"), (pair.reference, "rollout"))
-    return " and ".join(f"{policy} instead of {side}" for policy, side in sides if policy != side)
+def _replace_policies(text: str, pair: Pair) -> str:
+    names = {"trainer": POLICY_NAMES[pair.policy], "rollout": POLICY_NAMES[pair.reference]}
+    return re.sub("trainer|rollout", lambda match: names[match[0]], text)
 
 
 def other_metrics() -> tuple[Metric, ...]:

@@ -247,7 +247,7 @@ class Metric:
     key: str  # stable name in JSON, tables and options
     title: str  # short label
     unit: str  # "nats", "fraction", "ratio", "tokens" or another
-    definition: str  # formula in plain text. x is the log ratio train minus rollout of a token, w = exp(x).
+    definition: str  # formula in plain text that explains its letters
     meaning: str  # interpretation for the reader
     source: str = "mismatchctl"  # origin of the definition
     undefined: str = "undefined"  # status of an undefined value

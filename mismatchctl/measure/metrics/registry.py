@@ -193,13 +193,13 @@ def sweep_metrics(correction: Correction) -> tuple[Metric, ...]:
 
 
 def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
-    title = gate_label(correction.gates[index])
+    title, ends = gate_label(correction.gates[index]), {"low": "below the lower", "high": "above the upper"}
+    of = {"tokens": "the valid tokens that gate {} rejects", "sequences": "sequences with a token that gate {} rejects"}
     return tuple(
         Metric(
-            f"gate{index}_{level}_{side}", f"gate {index} ({title}): {level} too {side}", "fraction",
-            f"share of valid {level} that gate {index} rejects because the statistic is too {side}"
-            + ("" if level == "tokens" else " (any token of the sequence)"),
-            "Data that this bound of the gate rejects.", undefined=NO_TOKEN,
+            f"gate{index}_{level}_{side}", f"gate {index} ({title}): {level} {ends[side]} bound", "fraction",
+            f"share of {of[level].format(index)} because the checked value, such as the ratio, is {ends[side]} bound",
+            "The first gate of a correction is gate 0, the second is gate 1.", undefined=NO_TOKEN,
             formula=read_formula(f"gate{index}_{level}_{side} / {level}"),
         )
         for level in ("tokens", "sequences")
@@ -424,29 +424,29 @@ SPLITS = {
 
 _ESTIMATES = {"k1": "x", "k2": "x^2 / 2", "k3": "exp(-x) - 1 + x", "low_var": "exp(-x) - 1 + x"}
 _AGGREGATIONS = (
-    ("token-mean", "", "{} / kl_tokens", "mean over tokens"),
-    ("seq-mean-token-sum", "_seq_sum", "{} / kl_sequences",
-     "sum over tokens of a sequence, mean over sequences with a token"),
-    ("seq-mean-token-mean", "_seq_mean", "{}_mean / kl_sequences",
-     "mean over tokens of a sequence, mean over sequences with a token"),
+    ("token-mean", "", "{} / kl_tokens", "mean over all valid tokens"),
+    ("seq-mean-token-sum", "_seq_sum", "{} / kl_sequences", "mean over all sequences of the sum over tokens"),
+    ("seq-mean-token-mean", "_seq_mean", "{}_mean / kl_sequences", "mean over all sequences of the mean over tokens"),
 )  # fmt: skip
 """Ways to average the KL of tokens over a batch: (name, suffix of the metric's key, formula, description)."""
 
 
 def _kl_metrics(kind: str, unbiased: bool) -> Iterator[Metric]:
     suffix = "_unbiased" if unbiased else ""
-    weighted = f"exp(current - train) * ({_ESTIMATES[kind]})" if unbiased else _ESTIMATES[kind]
+    weighted = f"w * ({_ESTIMATES[kind]})" if unbiased else _ESTIMATES[kind]
     if kind == "low_var":  # the weighted estimate is clipped
-        weighted += f" within +-{LOW_VAR_BOUND:g}"
+        weighted += f", clipped to [-{LOW_VAR_BOUND:g}, {LOW_VAR_BOUND:g}]"
     for aggregation, ending, formula, words in _AGGREGATIONS:
         yield Metric(
             f"ref_{kind}{suffix}{ending}",
             f"KL to the reference policy: {kind}{', unbiased' if unbiased else ''}, {aggregation}",
             "nats/token" if aggregation != "seq-mean-token-sum" else "nats",
-            f"{weighted}, x = current minus ref log-prob (or train minus ref, if the dump lacks current): {words}",
-            "The penalty that the trainer would compute" + (
-                ", weighted by current / train so that its gradient equals the gradient of the KL (DeepSeek-V3.2)."
-                if unbiased else ", biased if the policy has moved since sampling."
+            f"{words} of {weighted}, where x is the current policy's log-prob of a token minus the reference policy's"
+            + (", and w is the current policy's probability divided by the trainer's" if unbiased else "")
+            + ". If the dump lacks current log-probs, the trainer's are used",
+            f"The KL penalty that a trainer computes with the estimator {kind} and the aggregation {aggregation}. " + (
+                "Its gradient equals the gradient of the KL (DeepSeek-V3.2)." if unbiased
+                else "It is biased if the policy has changed since sampling."
             ),
             "Schulman 2020, Approximating KL Divergence", "no sequence has ref_log_probs",
             read_formula(formula.format(f"kl_{kind}{suffix}")), better="",
@@ -494,10 +494,10 @@ SPREAD_METRICS = (
     *(
         Metric(
             f"beyond_{tau:g}".replace(".", "_"),
-            f"F({tau:g}), ratios more than {tau:g} times off",
+            f"ratios above {tau:g} or below 1/{tau:g}",
             "fraction",
-            f"share of tokens with max(exp(x), exp(-x)) > {tau:g}",
-            f"Share of tokens whose ratio is above {tau:g} or below 1/{tau:g}.",
+            f"share of the valid tokens whose ratio is above {tau:g} or below 1/{tau:g}",
+            "The ratio is the trainer's probability of a token divided by the rollout's.",
             "mismatchctl",
             NO_TOKEN,
             read_formula(f"{column} / tokens"),
