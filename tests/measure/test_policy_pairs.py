@@ -112,7 +112,7 @@ def test_gate_rules_name_pairs(tmp_path: Path) -> None:
 
 def test_missing_pairs_are_not_judged(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.parquet", columns("rollout", "train"))
-    assert "no rollout_reference_k3" in invoke("gate", path, "--rule", "rollout_reference_k3:max=1", code=4)
+    assert "rollout_reference_k3 is missing" in invoke("gate", path, "--rule", "rollout_reference_k3:max=1", code=4)
 
 
 def test_pairs_are_gated_against_a_baseline(tmp_path: Path) -> None:
