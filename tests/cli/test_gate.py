@@ -132,7 +132,7 @@ def test_verdicts_have_their_exit_codes(places: dict[str, Path], words: str, cod
 
 def test_verdicts_are_explained_in_sentences(places: dict[str, Path]) -> None:
     done = run("gate", places["worse"], "--baseline", places["baseline"], "--rule", "k3:increase=25%")
-    assert re.match(r"FAIL   K3 is 3\.\d\dx the baseline \(limit 25%\)\n", done.stdout)
+    assert re.match(r"FAIL   K3 is 3\.\d\dx the baseline \(limit 25% above\)\n", done.stdout)
     assert re.search(r"K3 within 25% of baseline +failed +0\.00\d+ +0\.00\d+ +0\.00\d+\n", done.stdout)
     assert " prompts, the same as in the baseline" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Details: -v   Next: mismatchctl diagnose ")
@@ -262,7 +262,7 @@ def test_notes_appear_in_every_report_format(places: dict[str, Path], tmp_path: 
     ("words", "start"),
     [
         ("{same} --baseline {baseline}", "OK     K3 within 25% of baseline and 1 more check passed"),
-        ("{worse} --baseline {baseline}", "FAIL   K3 is 3.79x the baseline (limit 25%)"),
+        ("{worse} --baseline {baseline}", "FAIL   K3 is 3.79x the baseline (limit 25% above)"),
         ("{tiny} --baseline {baseline}", "CHECK  undecided: "),
         ("{same}", "CHECK  undecided: no baseline: save one"),
         ("{same} --rule k3:max=1e-6", "FAIL   K3 is 0.0013 nats/token (max 1e-6)"),

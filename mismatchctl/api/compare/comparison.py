@@ -403,7 +403,7 @@ def describe_method(comparison: Comparison) -> str:
     several = " of all comparisons" if len(comparison.contrasts) > 1 else ""
     return (
         f"The {100 * comparison.confidence:.0f}% intervals come from resampled clusters, and the p-values from "
-        f"permutation tests of clusters. P-values are adjusted for their number. The {len(PRIMARY_METRICS)} main "
+        f"permutation tests of clusters. P-values are adjusted for multiple tests. The {len(PRIMARY_METRICS)} main "
         f"metrics{several} have a family-wise error rate of {level} (Holm), and all other metrics a "
         f"false-discovery rate of {level} (Benjamini and Hochberg). Intervals are not adjusted."
     )

@@ -337,11 +337,11 @@ def _describe_failure(check: Check) -> str:
         value, limit = format_apart(check.value, check.limit, check.unit)
         bound = f"limit {limit}" if allowance else _describe_limit(check, limit)
         return f"{label} is {value}{_unit_text(check)} ({bound})"
-    factor = check.value / check.baseline
+    end, factor = "above" if check.kind == "increase" else "below", check.value / check.baseline
     if not exceeds_limit(check):
         return f"{label}: {STATISTIC_REASONS.get(check.statistic, 'beyond its limit')} (limit {allowance})"
     change = f"{100 * abs(factor - 1):.3g}% {'above' if factor > 1 else 'below'}"
-    return f"{label} is {f'{format_number(factor)}x' if factor >= 2 else change} the baseline (limit {allowance})"
+    return f"{label} is {f'{format_number(factor)}x' if factor >= 2 else change} the baseline (limit {allowance} {end})"
 
 
 def _describe_doubt(check: Check) -> str:

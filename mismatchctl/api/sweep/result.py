@@ -387,13 +387,13 @@ def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
     summaries = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
     found = "; ".join(filter(None, summaries))
     sentences = [
-        f"For each correction, the point that rejects least: {found}."
+        f"For each correction, the threshold that rejects least: {found}."
         if found
         else "No point has values of all metrics, so there is no Pareto front."
     ]
     for (key, wanted), chosen in group_by_target([target for target in sweep.targets if target.run == run]).items():
         met = [_describe_target(target) for target in chosen if target.status.startswith(("ok", MET_EVERYWHERE))]
-        sentences.append(f"{format_target(key, wanted)} – {'; '.join(met) or 'no threshold meets it'}.")
+        sentences.append(f"Thresholds x for {format_target(key, wanted)}: {'; '.join(met) or 'no threshold meets it'}.")
     return sentences
 
 

@@ -283,7 +283,7 @@ def detect_misaligned(case: Case) -> Detection | None:
         evidence=(
             make_fact("shift", common, "shift of the rollout column: rollout[i + shift] belongs to train[i]"),
             make_fact("shifts", shifts, "each shift, and its number of sequences"),
-            make_fact("agreement", fit, "mean difference after undoing the shift / before"),
+            make_fact("agreement", fit, "mean difference after / before undoing the shift"),
             make_share_fact("sequences", found, long, "share of shifted sequences among the long sequences"),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
@@ -316,7 +316,7 @@ def detect_retokenized(case: Case) -> Detection | None:
         evidence=(
             make_share_fact("sequences", found, used, "share of sequences that disagree from a position on"),
             make_fact("shifts", shifts, "each shift after the position, and its number of sequences"),
-            make_fact("agreement", fit, "mean difference after undoing the shift / before"),
+            make_fact("agreement", fit, "mean difference after / before undoing the shift"),
         ),
         where=_describe_breaks(breaks, float(found.mean()), examples),
         examples=examples,
@@ -490,7 +490,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
     evidence, phrases, some = [], [], bool(ended.any())
     for name, tally in sorted(tallies.items()):
         kind, _, side = name.partition("_")
-        what = f"a {side} log-prob {_PLACEHOLDER_KINDS[kind]}"
+        what = f"a {side} log-prob that is {_PLACEHOLDER_KINDS[kind]}"
         evidence.append(make_fact(name, tally.tokens, f"number of valid tokens with {what}"))
         phrases.append(f"{format_count(tally.tokens, 'valid token')} {'has' if tally.tokens == 1 else 'have'} {what}")
     for (side, value), tokens in sentinels.items():

@@ -242,7 +242,7 @@ def study_section(own: StudyRun) -> doc.Section:
 
 def _lead_sentence(study: Study, start: int) -> str:
     about = f"{study.correction.about.rstrip('.')}. " if study.correction.about else ""
-    fixed = f"Curves vary one threshold, starting from {api.format_point(study, start)}." if len(study.axes) > 1 else ""
+    fixed = f"Each curve changes one threshold of {api.format_point(study, start)}." if len(study.axes) > 1 else ""
     sides = any(axis.path.rpartition(".")[2] in INTERVAL_FIELDS for axis in study.axes)
     bound = "A bound x keeps ratios in [1/x, x], and probability differences in [-x, x]. " if sides else ""
     return (about[:1].upper() + about[1:] + bound + fixed).strip() or "One threshold varies."
