@@ -129,7 +129,7 @@ class Gate(_CorrectionModel):
     )
     keep: Interval = Field(default=(None, None), description="[lower, upper] bounds. null means no bound")
     inclusive: tuple[bool, bool] = Field(
-        default=(True, True), description="[lower, upper] flags. true: keep values that are equal to this bound"
+        default=(True, True), description="flags for the two bounds. true: keep values that are equal to this bound"
     )
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     clamp: ClampLevel = Field(
@@ -162,7 +162,7 @@ class Gate(_CorrectionModel):
         default="original",
         description="tokens that the gate uses. original: all valid tokens. remaining: tokens that "
         "earlier gates kept. "
-        "A gate on sequences rejects all tokens of a sequence. A gate on tokens then only checks the kept tokens",
+        "A gate on sequences rejects all tokens of a sequence, also the tokens that it did not use",
     )
     effect: Literal["mask", "zero"] = Field(
         default="mask",
@@ -239,10 +239,10 @@ class Weight(_CorrectionModel):
     )
     truncate: float | None = Field(default=None, description="upper bound. Larger weights are set to the bound")
     clip: Interval | None = Field(
-        default=None, description="[lower, upper] bounds. Weights outside are set to the nearer bound"
+        default=None, description="[lower, upper] bounds. Weights outside these bounds are set to the nearer bound"
     )
     zero: Interval | None = Field(
-        default=None, description="[lower, upper] bounds. Weights outside are set to 0 (IcePop)"
+        default=None, description="[lower, upper] bounds. Weights outside these bounds are set to 0 (IcePop)"
     )
     watch_low: float | None = Field(
         default=None,
