@@ -49,7 +49,7 @@ class BackTest:
 
     @property
     def miss(self) -> float:
-        """Return `excess` per doubling of the length, computed from normal quantiles (probits) of the fractions."""
+        """Return the prediction error per doubling of the length, in normal quantiles (probits) of the fractions."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -483,7 +483,7 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """Return target [S, P], design [S, P, 4] and weights [P] of a regression over P pairs of response parts."""
+    """Return a regression's target [S, P], design matrix [S, P, 4] and weights [P] for P pairs of response parts."""
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
     starts = np.concatenate([np.zeros((len(sample), 1)), ends[:, :-1]], axis=1)

@@ -273,7 +273,7 @@ class _BinnedPoints:
     def _add_term(
         self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
     ) -> None:
-        """Add a Term to the sum `name`: column `term` over `runs`, times `WeightBounds.factor(*powers, origin)`."""
+        """Add a Term to sum `name`: column `term` over bins `runs`, times `WeightBounds.factor(*powers, origin)`."""
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
