@@ -229,7 +229,7 @@ def predict_batch_rejection(
     value, interval, differ = _predict_batch(table, clusters, steps, per_cluster, sequences, purpose)
     status = "ok" if sample.is_complete else "from a subsample of the prompts"
     if differ:
-        status = "not stationary: the steps of the dump differ, so the next step may differ from this prediction"
+        status = "not stationary: steps reject different shares, so the next step may differ from this prediction"
     return Prediction(question, quantity, value, interval, status, _BATCH_MODEL)
 
 
@@ -373,7 +373,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
     place, spread, status = _extrapolate(x, np.log(inner) - np.log1p(-inner), float(x[-1]) + ahead)
     value, low, high = (1 / (1 + np.exp(-np.array([place, place - spread, place + spread])))).tolist()
     if ahead > x[-1] - x[0] and status == "ok":
-        status = f"too far ahead, because the dump spans only {x[-1] - x[0]:g} steps"
+        status = f"unreliable, because the dump spans only {x[-1] - x[0]:g} steps"
     return Prediction(question, quantity, value, (low, high), status, _TREND_MODEL)
 
 
@@ -611,7 +611,7 @@ def predict_at_length(sample: SequenceSample, correction: Correction, length: in
     refused = next((gate for gate in gates if gate not in modelled), None)
     wanted = ["rejected_sequences", *(["ess_sequence"] if weighs else [])]
     if refused is not None or len(sample) < MIN_CHECK_SEQUENCES:
-        why = f"{len(sample)} sequences are too few" if refused is None else f"not modelled: {gate_label(refused)}"
+        why = f"{len(sample)} sequences are too few" if refused is None else f"no prediction for {gate_label(refused)}"
         return [Prediction(question, quantity, None, None, why, _LENGTH_MODEL) for quantity in wanted]
     check = _check_model(sample, gates) if gates else None
     extremes = any(gate.level not in _SUMMED_LEVELS for gate in gates)
@@ -643,7 +643,7 @@ def _build_prediction(
         for level in (INTERVAL_LEVEL, 0.90)
     )
     if most - least > MAX_INTERVAL_WIDTH:
-        why = f"{length:,} tokens are {doublings:.0f} doublings above the dump's {shown:,} tokens"
+        why = f"{length:,} tokens are {doublings:.0f} doublings above the {shown:,} tokens that the dump reaches"
         if check is not None:
             why += f", and the prediction has an error of {check.error:.0%} on the longer responses of the dump"
         why = f"not predicted, because the interval would be {low:.0%} to {high:.0%}: {why}"

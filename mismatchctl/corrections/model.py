@@ -65,7 +65,7 @@ class _CorrectionModel(BaseModel):
         for name, value in data.items() if isinstance(data, dict) else ():
             parts = value if isinstance(value, (list, tuple)) else (value,)
             if name != "inclusive" and any(part is True or part is False for part in parts):
-                raise ValueError(f"{name} must not be true or false")
+                raise ValueError(f"{name} needs a number, not true or false")
         return data
 
 
@@ -200,7 +200,7 @@ class Gate(_CorrectionModel):
         if self.statistic == "age" and self.over != "sequence":
             raise ValueError("statistic age needs over: sequence, because a sequence has one age")
         if self.widen and self.over != "prefix" and self.level != "token":
-            raise ValueError("widen needs level token or over: prefix")
+            raise ValueError("widen only works with level: token or over: prefix")
         return self
 
     @property

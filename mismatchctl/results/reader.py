@@ -39,7 +39,7 @@ def _require(fits: bool | np.bool_, place: str, problem: str) -> None:
 
 def _check_lengths(place: str, count: int, *columns: Sequence[Any] | None) -> None:
     for column in columns:
-        _require(column is None or len(column) == count, place, f"{len(column or ())} values instead of {count}")
+        _require(column is None or len(column) == count, place, f"has {len(column or ())} values instead of {count}")
 
 
 def _check_unique(values: Sequence[Any], place: str) -> None:
@@ -55,7 +55,7 @@ def _check_run(run: RunResult, names: Sequence[str], place: str) -> None:
     _check_values(run.overall.metrics, f"{place}.overall.metrics")
     for name, values in run.overall.corrections.items():
         _check_values(values, f"{place}.overall.corrections.{name}")
-        _require(name in names, f"{place}.overall.corrections.{name}", "no such correction")
+        _require(name in names, f"{place}.overall.corrections.{name}", "is not one of the Result's corrections")
     _check_groups(run.groups, f"{place}.groups")
     for column, groups in run.by.items():
         _check_groups(groups, f"{place}.by.{column}")
@@ -91,15 +91,15 @@ def _check_content(run: RunResult, place: str) -> None:
         _require(fits, f"{place}.content.repeated", "is larger than the number of sequences or tokens")
         for key in ("sequences", "tokens"):
             fits = getattr(found, key) >= (values[key] or 0)
-            _require(fits, f"{place}.content.{key}", "is smaller than the run's")
+            _require(fits, f"{place}.content.{key}", f"is smaller than {key} of the run")
 
 
 def _check_values(values: Mapping[str, Value], place: str) -> None:
     for key, found in values.items():
         has_reason = found.value is not None or found.status != "ok"
-        _require(has_reason, f"{place}.{key}", "no value, although the status is ok")
+        _require(has_reason, f"{place}.{key}", "has no value, although the status is ok")
         ordered = found.interval is None or found.interval[0] <= found.interval[1]
-        _require(ordered, f"{place}.{key}", "an interval that ends before it begins")
+        _require(ordered, f"{place}.{key}", "has an interval that ends before it begins")
         if key in ("tokens", "sequences"):
             _check_counts([found.value], f"{place}.{key}")
 
@@ -126,7 +126,7 @@ def _check_clusters(table: Clusters, groups: int, place: str) -> dict[str, Float
     _check_unique(table.columns, f"{place}.columns")
     _check_lengths(f"{place}.sums", rows, table.sums)
     for row, own in enumerate(table.sums):
-        _require(len(own) == columns, f"{place}.sums.{row}", f"{len(own)} numbers under {columns} columns")
+        _require(len(own) == columns, f"{place}.sums.{row}", f"has {len(own)} numbers for {columns} columns")
     if table.groups:
         _check_lengths(f"{place}.groups", rows, table.groups)
         known = all(0 <= group < max(groups, 1) for group in table.groups)
@@ -180,7 +180,7 @@ def _check_sums(run: RunResult, sums: Mapping[str, Float64s], place: str) -> Non
     for key in ("tokens", "k3"):
         wanted = whole["tokens"] * (1 if key == "tokens" else whole.get(key, math.nan))
         fits = key not in totals or not _differ(totals[key], wanted)
-        _require(fits, f"{place}.clusters.sums", f"{key} of the clusters does not add up to the run's")
+        _require(fits, f"{place}.clusters.sums", f"the sum of {key} over the clusters differs from the run")
     sizes, groups = run.groups.metrics.get("tokens"), run.clusters.groups
     if groups and sizes is not None and "tokens" in sums:
         by_step = np.bincount(groups, sums["tokens"], len(run.groups.labels)).tolist()

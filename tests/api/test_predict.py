@@ -259,7 +259,7 @@ def test_corrections_without_a_model_are_refused(plain: tuple[SequenceSample, st
     odd = Correction.model_validate({"gates": [{"statistic": "k2", "level": "mean", "keep": [None, 0.1]}]})
     prediction, *_ = predict_at_length(plain[0], odd, 1000)
     assert prediction.value is None
-    assert "not modelled: mean K2" in prediction.status
+    assert "no prediction for mean K2" in prediction.status
     weights = Correction.model_validate({"weight": {"level": "token", "truncate": 2}})
     prediction, *more = predict_at_length(plain[0], weights, 1000)
     assert (prediction.value, prediction.status, more) == (0.0, "no gate rejects sequences", [])

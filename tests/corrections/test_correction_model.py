@@ -398,9 +398,9 @@ def test_analyze_and_sweep_apply_every_field(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("mapping", "said"),
     [
-        ({"weight": {"truncate": True}}, "weight: truncate must not be true or false"),
-        ({"gates": [{"keep": [False, 2.0]}]}, r"gates.0: keep must not be true or false"),
-        ({"gates": [{"keep": [0.5, 2.0], "seed": True}]}, r"gates.0: seed must not be true or false"),
+        ({"weight": {"truncate": True}}, "weight: truncate needs a number, not true or false"),
+        ({"gates": [{"keep": [False, 2.0]}]}, r"gates.0: keep needs a number, not true or false"),
+        ({"gates": [{"keep": [0.5, 2.0], "seed": True}]}, r"gates.0: seed needs a number, not true or false"),
         (
             {"weight": {"truncate": math.nan}},
             r"weight.truncate: NaN is not a valid bound; write a finite number >= 0, or null",

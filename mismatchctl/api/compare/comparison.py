@@ -271,7 +271,7 @@ def contrast_headline(contrast: Contrast) -> str:
     size = describe_size(found.key, change)
     if found.word == "changed":
         count = sum(each.significant and each.better is False for each in contrast.changes.values())
-        return f"{format_count(count, 'other metric')} got worse, {size}: not significant"
+        return f"{format_count(count, 'other metric')} got worse, but no main metric did ({size}: not significant)"
     if found.word == "unclear":
         return f"unclear: {size}, {'not tested' if change.p is None else 'not significant'}"
     low, high = change.interval or (0.0, 0.0)

@@ -73,7 +73,7 @@ class ThresholdAxis:
     ) -> ThresholdAxis:
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
             raise ConfigError(
-                f"{where}: write START:END:COUNT, with different ends and a COUNT from 2 to {MAX_POINTS:,}"
+                f"{where}: write START:END:COUNT, with START and END not equal and COUNT from 2 to {MAX_POINTS:,}"
             )
         if log and min(low, high) <= 0:
             raise ConfigError(f"{where}: on a log scale, START and END must be above 0")
@@ -211,7 +211,7 @@ def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, o
         else:
             raise ConfigError(f"vary: expected several values for {path}, found {kind_of(values)}")
         if not axes[-1].values:
-            raise ConfigError(f"vary: {path} is empty")
+            raise ConfigError(f"vary: the list of values for {path} is empty")
     return list(make_studies(corrections, axes))
 
 
@@ -245,7 +245,7 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
                 raise ConfigError(f"{where}: {path} cannot vary, because no metric of a sweep depends on the {part}")
             if part not in holder:
                 known = [name for name in holder if name not in _FIXED_FIELDS]
-                hint = suggestion(part, known) or f"; it is one of {', '.join(known)}"
+                hint = suggestion(part, known) or f"; its fields are {', '.join(known)}"
                 raise ConfigError(f"{where}: {path}: a correction has no field {part!r}{hint}")
             key = part
         else:

@@ -270,7 +270,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
     length = len(given["rollout_log_probs"])
     if other := next((name for name, values in given.items() if len(values) != length), None):
         lengths = ", ".join(f"{layout.columns[name]} {len(values)}" for name, values in given.items())
-        remedy = "save columns of the same tokens"
+        remedy = "save one value per token in each column"
         raise refuse(f"lists differ in length: {lengths}", other, remedy)
     if np.isnan(given["response_mask"]).any():
         raise refuse("the mask contains NaN or null", "response_mask", "save 0 and 1, or false and true")

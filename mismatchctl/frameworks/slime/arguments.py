@@ -24,7 +24,7 @@ from mismatchctl.frameworks.adapter import (
     find_similar,
     fit_rules,
 )
-from mismatchctl.frameworks.lint import is_text_of_number, read_table
+from mismatchctl.frameworks.lint import format_decimal, is_text_of_number, read_table
 from mismatchctl.io.yaml import Unknown, read_data
 
 Effect = Literal["mask", "zero"]
@@ -322,7 +322,7 @@ def _check_value(key: str, value: Any) -> Any:
             raise ArgumentError(f"{key} must be true or false, not {value!r}", key)
     elif key in NUMBER_FIELDS and value is not None:
         if isinstance(value, str):
-            write = ": YAML reads 1e-4 as text, write 1.0e-4" if is_text_of_number(value) else ""
+            write = f": write {format_decimal(value)} without quotes" if is_text_of_number(value) else ""
             raise ArgumentError(f"{key} is the string {value!r}, which torch does not read as a number{write}", key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentError(f"{key} must be a number, not {value!r}", key)

@@ -307,7 +307,7 @@ def read_call(call: PythonCall) -> Keys:
     fitting = [factory for factory in known if call.given.keys() <= factory[-1].keys()]
     if not fitting:
         accepted = ", ".join(known[0][-1]) or "no arguments"
-        raise ConfigError(f"line {call.line}: {CONFIG_CLASS}.{call.function} accepts {accepted}")
+        raise ConfigError(f"line {call.line}: {CONFIG_CLASS}.{call.function} only accepts {accepted}")
     return {BLOCK: _expand_factory(fitting[0], call.given)}
 
 
