@@ -46,7 +46,7 @@ def schema(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Describe the dump format, or check files (exit 4 if a file is unusable)."""
+    """Describe the dump format, or check files (exit 4 on unusable files)."""
     if check or paths:
         if not paths:
             raise ConfigError("--check needs files or folders")
@@ -111,7 +111,7 @@ def lint(
 
 
 def doctor(ctx: typer.Context, verbose: bool = False, json: bool = False) -> None:
-    """Check this installation and its packages with a self-test (exit 3 if a check fails)."""
+    """Check this installation with a self-test (exit 3 if a check fails)."""
     from dataclasses import asdict
 
     from mismatchctl.api.doctor import inspect_machine, list_dependencies, run_self_test
