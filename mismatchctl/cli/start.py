@@ -97,7 +97,7 @@ def init(
     """
     if name == CI:
         if write or patch or root or check:
-            raise ConfigError("init ci only works with the options --framework, --gitlab and --force")
+            raise ConfigError("init ci only accepts the options --framework, --gitlab and --force")
         return _write_ci(framework, gitlab, force, quiet)
     if framework or gitlab:
         raise ConfigError("--framework and --gitlab only work with: mismatchctl init ci")

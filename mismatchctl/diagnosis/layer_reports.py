@@ -665,7 +665,7 @@ def _read_text(file: Path) -> str:
     try:
         found = file.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise DataError("not a regular file", file=str(file))
+            raise DataError("this is not a regular file", file=str(file))
         if found.st_size > MAX_REPORT_BYTES:
             raise DataError(f"this report is larger than the limit of {MAX_REPORT_BYTES >> 20} MiB", file=str(file))
         return file.read_bytes().decode("utf-8-sig")

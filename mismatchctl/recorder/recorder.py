@@ -350,7 +350,7 @@ class Recorder:
             self._begin()
         try:
             if self._closed:
-                raise ValueError("the recorder is closed")
+                raise ValueError("the recorder is closed; create a new Recorder")
             columns = {"step": _parse_step(step), "run": self.run, **optional, "response_mask": response_mask}
             columns |= {"rollout_log_probs": rollout_log_probs, "train_log_probs": train_log_probs}
             table = build_table({name: value for name, value in columns.items() if value is not None})

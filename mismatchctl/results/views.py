@@ -157,7 +157,7 @@ class ByRun(Generic[Item]):
         ends = [name for name in self.runs if name.rstrip("/").endswith(str(run))]
         if len(ends) == 1:
             return self.runs[ends[0]]
-        raise KeyError(f"no run {run!r}: there are {', '.join(self.runs)}")
+        raise KeyError(f"no run {run!r}; the runs are {', '.join(self.runs)}")
 
 
 def _write_text(path: StrPath, text: str) -> None:

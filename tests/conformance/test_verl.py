@@ -60,7 +60,7 @@ def test_verl_releases_match_their_code(release: str, case: str) -> None:
 def test_unknown_verl_releases_resolve_to_the_nearest(word: str, release: str, note: str) -> None:
     found = load_framework(f"verl@{word}")
     assert found.title == f"verl@{release}" and note in found.dated
-    with pytest.raises(ConfigError, match=r"no rollout correction before 0\.6\.1"):
+    with pytest.raises(ConfigError, match=r"verl before 0\.6\.1 does not have a rollout correction"):
         load_framework("verl@0.5.0")
 
 

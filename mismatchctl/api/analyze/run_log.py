@@ -222,7 +222,7 @@ def _read_json_cells(path: Path) -> Iterator[tuple[str, str, Decimal]]:
     for number, row in _json_rows(_read_text(path), path):
         if not isinstance(row, dict):
             remedy = "write one JSON object per line, with a step and values"
-            raise DataError("not a JSON object", file=str(path), row=number, remedy=remedy)
+            raise DataError("the row is not a JSON object", file=str(path), row=number, remedy=remedy)
         nested = row.get("data")
         values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
         step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)

@@ -165,7 +165,7 @@ class Comparison(View, FiniteModel):
     @model_validator(mode="after")
     def _belongs_together(self) -> Comparison:
         if not self.contrasts or [one.other for one in self.contrasts] != [side.name for side in self.sides[1:]]:
-            raise ValueError("contrasts must be of the sides after the first, in their order")
+            raise ValueError("contrasts must have the order of the sides, without the first side")
         if not all("tokens" in side.metrics for side in self.sides):
             raise ValueError("each side must contain the metric tokens")
         return self

@@ -130,7 +130,7 @@ class OpenRlhf(PlainFramework):
     def _limits(options: Options) -> tuple[float, float]:
         limits = options["is_correction_threshold"]
         if len(limits) != 2:
-            raise ConfigError("is_correction_threshold takes HIGH or LOW HIGH")
+            raise ConfigError("is_correction_threshold takes one number (HIGH) or two numbers (LOW HIGH)")
         return limits[0], limits[1]
 
     def shown_weights(self, run: ConfiguredStep) -> Array:

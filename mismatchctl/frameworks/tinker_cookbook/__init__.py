@@ -34,7 +34,7 @@ class TinkerCookbook(PlainFramework):
         kind = options["loss_fn"]
         if kind not in ("importance_sampling", "ppo", "cispo"):
             raise ConfigError(
-                f"tinker-cookbook: the loss {kind!r} runs on the Tinker server and cannot be computed here"
+                f"tinker-cookbook: the loss {kind!r} runs on the Tinker server, so mismatchctl cannot compute it"
             )
         if kind == "ppo":
             return None, ()

@@ -97,7 +97,7 @@ def find_version(word: str) -> VerlVersion:
     older = [name for name in RELEASES if _numbers(name) <= _numbers(word)]
     if not older:
         raise ConfigError(
-            f"verl@{word}: no rollout correction before 0.6.1. For commits of October 2025, use verl@2025-10."
+            f"verl@{word}: verl before 0.6.1 does not have a rollout correction. For October 2025, use verl@2025-10."
         )
     return replace(RELEASES[older[-1]], unknown=word)
 

@@ -58,7 +58,7 @@ def _parse_saved(data: Any, path: Path) -> View:
     try:
         kept = _parse_sections(data) if isinstance(data, dict) and "provenance" not in data else None
     except (ValidationError, KeyError, TypeError, ValueError, ConfigError) as error:
-        raise DataError(f"damaged: {first_error_line(error)}", file=str(path), remedy=_REMEDY) from None
+        raise DataError(f"this file is damaged: {first_error_line(error)}", file=str(path), remedy=_REMEDY) from None
     return parse_result(data, str(path)) if kept is None else kept
 
 
