@@ -325,8 +325,8 @@ def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
     if item.over == "none":
         return f"sum over sequences / {counted}"
     if version.rollout_denominators:
-        return f"{item.reduction} within each rollout (sum / tokens before rejection), then over rollouts"
-    return f"{item.reduction} within each sequence (0 if no token is left), then over sequences"
+        return f"{item.reduction} within each rollout (sum / number of tokens before rejection), then over all rollouts"
+    return f"{item.reduction} within each sequence (0 if no token is kept), then over all sequences"
 
 
 @np.errstate(over="ignore", invalid="ignore")

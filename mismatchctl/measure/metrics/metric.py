@@ -98,7 +98,7 @@ def normal_z(t: float, degrees: float) -> float:
 
 
 VALID_TOKENS = "valid tokens"
-KEPT_TOKENS = "tokens that rejection leaves"
+KEPT_TOKENS = "tokens that no gate rejects"
 VALID_SEQUENCES = "sequences with a valid token"
 
 BOUNDED_WEIGHTS, FINAL_WEIGHTS = "weights after their bound", "final weights"
