@@ -259,7 +259,7 @@ def predict_fresh_batch(
         return FreshBatch(sequences=size, value=ahead.value, interval=ahead.interval, status=status)
     steps, per_cluster = np.zeros_like(steps) if constant else steps, sequences / len(clusters)
     value, interval, differ = _predict_batch(table, clusters, steps, per_cluster, size, f"fresh batch {size}")
-    status = "the steps differ significantly, and the next step may differ again" if differ else "ok"
+    status = "some steps reject significantly more than others, so the next step may too" if differ else "ok"
     return FreshBatch(sequences=size, value=value, interval=interval, status=status)
 
 

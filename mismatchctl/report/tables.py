@@ -20,7 +20,7 @@ from mismatchctl.results.summary import STATUSES, RunStatus
 
 SHORT_TITLES = {
     "k3": "K3", "abs_diff_mean": "mean |diff|", "abs_diff_max": "largest |diff|", "ratio_mean": "mean ratio",
-    "ratio_mean_z": "z of ratio", "ess_token": "ESS tokens", "ess_sequence": "ESS sequences",
+    "ratio_mean_z": "z of mean ratio", "ess_token": "ESS tokens", "ess_sequence": "ESS sequences",
     "rejected_tokens": "rejected tokens", "rejected_sequences": "rejected sequences", "weight_mean": "mean weight",
     "weight_bias": "bias of the bound", "loss_scale": "loss scale", "k3_kept": "K3 left",
     "routing_differs": "other experts",

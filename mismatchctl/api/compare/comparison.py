@@ -371,7 +371,7 @@ def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
 def format_part(decomposition: Decomposition, part: Contribution) -> str:
     if part.low is None:
         return f"{decomposition.quantity} {format_label(part.label)}"
-    nouns = {"surprisal": "probability", "position": "position", "length": "length"}
+    nouns = {"surprisal": "rollout probability", "length": "response length"}
     noun = nouns.get(decomposition.quantity, decomposition.quantity)
     return f"{noun} {_format_bounds(decomposition.quantity, part.low, part.high)}"
 
@@ -393,8 +393,8 @@ def describe_mix(contrast: Contrast) -> Iterator[str]:
     most = max(contrast.decompositions, key=lambda found: abs(found.mix), default=None)
     if most is not None and abs(most.mix) >= MIN_MIX_SHARE * abs(most.difference) > 0:
         yield (
-            f"by {most.quantity}: {format_signed(most.mix)} of the change comes from more or fewer tokens (mix), "
-            f"{format_signed(most.level)} from larger or smaller K3 (level)"
+            f"by {most.quantity.replace('surprisal', 'probability')}: {format_signed(most.mix)} of the change comes "
+            f"from more or fewer tokens (mix), {format_signed(most.level)} from larger or smaller K3 (level)"
         )
 
 

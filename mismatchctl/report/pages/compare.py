@@ -290,5 +290,5 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
         name, f"{shorten(largest, 2 * MAX_NAME)} contributes most to the change of K3: {moved} nats/token",
         f"Each row is one part of the data. The figure shows at most {MAX_DRAWN} parts, those with the largest "
         "contributions. The contributions of all parts add up to the change of K3.",
-        Axis("contribution (nats/token)"), series, noun=noun, rule=(0.0, ""),
+        Axis("contribution (nats/token)"), series, noun=noun.replace("surprisal", "probability"), rule=(0.0, ""),
     )  # fmt: skip
