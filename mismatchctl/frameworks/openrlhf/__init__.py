@@ -114,7 +114,7 @@ class OpenRlhf(PlainFramework):
                 "is_correction_mode=clip requires is_correction_level=token and is_correction_gating=ratio"
             )
         if gating != "ratio" and level != "off" and low > 0:
-            raise ConfigError(f"is_correction_gating={gating} takes an upper bound only (a single delta)")
+            raise ConfigError(f"with is_correction_gating={gating}, is_correction_threshold must be one number")
         if level == "off" or options["policy_loss_type"] == "gspo":
             return None, ()
         if mode == "clip":

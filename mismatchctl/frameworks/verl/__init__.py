@@ -57,7 +57,7 @@ def _check_keys(written: VerlConfig) -> Iterator[LintMessage]:
     version = written.version
     if not isinstance(written.block, Mapping | None):
         yield written.trap("no_mapping", block=written.block)
-    what = " does not have this key" + (" and does not start" if version.dialect != "flat" else ": no code reads it")
+    what = " does not have this key" + (", so it does not start" if version.dialect != "flat" else ": no code reads it")
     for place, hint in find_unread_keys(written.root, version):
         yield written.trap("unread", at=".".join(place), version=version.name, what=what, hint=hint)
     for key in written.quoted_numbers:
