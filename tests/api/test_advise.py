@@ -413,7 +413,7 @@ def test_few_sequences_give_a_note_and_need_larger_differences(tmp_path: Path, c
     pq.write_table(table.slice(0, 256), tmp_path / "d.parquet")
     few = run(str(tmp_path), "-c", candidates, "--batch", "512")
     reported = next(note for note in few["notes"] if note.startswith("the dump has 256 sequences"))
-    assert "failed below 320" in reported and "3.2 standard errors" in reported
+    assert "wrong below 320" in reported and "3.2 standard errors" in reported
     assert sum(own["ties"] for own in few["advice"]) >= 2
 
 
@@ -581,7 +581,11 @@ class TestReference:
         ("case", "name", "words"),
         [
             ("top_p_95", "token_truncate_5", "the mean sequence weight is {}, which is outside 0.5 to 1.5"),
-            ("int4", "seq_truncate_10", "weights of seq_truncate_10, the reference for the bias (mean weight {})"),
+            (
+                "int4",
+                "seq_truncate_10",
+                "against seq_truncate_10, and the dump may lack its rare large weights (mean weight {})",
+            ),
         ],
     )
     def test_lower_bounds_of_errors_name_their_cause(self, case: str, name: str, words: str) -> None:
