@@ -87,7 +87,7 @@ class JoinedColumns:
         if lost is not None and not all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added):
             which = ", ".join(f"{name} {value}" for name, value in zip(keys, lost, strict=True))
             problem = f"{which} is not in {self._place}"
-            raise DataError(problem, file=str(path), remedy="pass --join a file of the same run")
+            raise DataError(problem, file=str(path), remedy="with --join, pass a file of the same run")
         self.found += sum(key in rows for key in named)
         known = next(batch[name] for name in REQUIRED_COLUMNS if name in batch.schema.names)
         if not pa.types.is_list(known.type):
@@ -244,7 +244,7 @@ def convert_dump(
         if writer is None:
             raise DataError("does not contain sequences", file=named)
         if joined is not None and not joined.found:
-            remedy = "pass --join a file of the same run"
+            remedy = "with --join, pass a file of the same run"
             raise DataError(f"{join} does not contain any sequence of this dump", file=named, remedy=remedy)
     _, notes = find_unread_files([named], [UnopenedFile(str(path), str(path), "") for path in paths])
     return ConversionResult(rows, tokens, source.missing, source.copies, notes if paths else ())

@@ -190,7 +190,7 @@ class Store:
         reason = os.strerror(number) if number else first_error_line(error)
         if number == errno.EINVAL:  # raised by require_regular_file
             reason = getattr(error, "strerror", None) or reason
-        remedy = "give yourself permission to read it" if number == errno.EACCES else None
+        remedy = "change the permissions of the file" if number == errno.EACCES else None
         return DataError(f"cannot be opened ({reason})", file=escape_unprintable(path), remedy=remedy)
 
     @contextlib.contextmanager

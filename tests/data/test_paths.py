@@ -294,7 +294,7 @@ def test_unreadable_files_are_reported(tmp_path, monkeypatch, path):
     monkeypatch.setattr("pyarrow.OSFile", refuse)  # a superuser may read anything
     reported = sentence(path)
     assert reported.startswith(f"a/{'bare' if path == 'a/bare' else 's.parquet'}: cannot be opened (Permission denied)")
-    assert "give yourself permission to read it" in reported and "Parquet" not in reported
+    assert "change the permissions of the file" in reported and "Parquet" not in reported
 
 
 def test_unreadable_folders_are_reported(tmp_path, monkeypatch):

@@ -99,7 +99,7 @@ def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Chec
     for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
-            reason = "there is no baseline with whose tokens the dump can be compared"
+            reason = "the tokens cannot be compared without a baseline"
         elif here is not None and there is not None and here.responses and there.responses:
             reason = (
                 "" if here.responses == there.responses else "the token ids differ from the token ids of the baseline"

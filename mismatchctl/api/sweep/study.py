@@ -73,7 +73,7 @@ class ThresholdAxis:
     ) -> ThresholdAxis:
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
             raise ConfigError(
-                f"{where}: write START:END:COUNT, with START and END not equal and COUNT from 2 to {MAX_POINTS:,}"
+                f"{where}: write START:END:COUNT, with different START and END, and COUNT from 2 to {MAX_POINTS:,}"
             )
         if log and min(low, high) <= 0:
             raise ConfigError(f"{where}: on a log scale, START and END must be above 0")
