@@ -42,7 +42,7 @@ def test_no_prediction_without_the_option() -> None:
 def test_predictions_are_printed_with_model_and_check() -> None:
     flags = ["--geo", "1.01,1.02", "--batch", "32", "--at-length", "4096", "--at-step", "+5"]
     printed = run("sweep", MOE, *flags, code=0, COLUMNS="140")
-    for words in ("of 32 sequences", "4,096 tokens per response", "+5 steps", "Model: ", "Check on this dump: "):
+    for words in ("of 32 sequences", "4,096 tokens per response", "+5 steps", "Model: ", "Test on the dump: "):
         assert words in printed.stdout, words
     data = json.loads(run("sweep", MOE, *flags, "--json").stdout)
     assert [len(forecast["predictions"]) for forecast in data["predictions"]] == [5, 5]
