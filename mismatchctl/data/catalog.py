@@ -447,7 +447,7 @@ def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
         usual, times = counts.most_common(1)[0] if counts else ("", 0)  # ties go to the first
         for file, one in zip(files, words, strict=True):
             if one in counts and one != usual:
-                others = " and other files" if times > 1 else ""
+                others = f" and {times - 1} more file{'s' * (times > 2)}" if times > 1 else ""
                 problem = f"contains {one} in this file, but {usual} in {files[words.index(usual)].path}{others}"
                 name = escape_unprintable(file.columns[column])
                 found.reject(DataError(problem, file=file.path, column=name, remedy=remedy))

@@ -154,7 +154,7 @@ def test_a_missing_baseline_is_undecided() -> None:
     assert only(verdict(result(noisy(9, 1e-3, 0)), rule="k3:max=0.01")).outcome == "passed"
     other = result(noisy(9, 1e-3, 0), name="other")
     other.runs["third"] = other.runs["other"]
-    assert "run run is missing" in only(verdict(result(noisy(9, 1e-3, 0)), other)).reason
+    assert "it lacks run run" in only(verdict(result(noisy(9, 1e-3, 0)), other)).reason
 
 
 def test_incomparable_results_name_the_first_difference() -> None:
