@@ -291,7 +291,7 @@ def test_different_logs_are_reported_by_name(dump: Path, tmp_path: Path, logged:
 @pytest.mark.parametrize(
     ("text", "words", "code", "says"),
     [
-        ("{", ["--framework", "verl"], 4, "row 0: not a JSON object"),
+        ("{", ["--framework", "verl"], 4, "row 0: the row is not a JSON object"),
         ("", ["--framework", "verl"], 4, "contains no metric"),
         ('{"loss": 1}', ["--framework", "verl"], 4, "missing step"),
         ('{"step": 9, "loss": 1}', ["--framework", "verl"], 4, "the log has 9, the dump has 0 to 2"),
