@@ -69,7 +69,11 @@ def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None)
     k3, growth = run.overall.metrics.get("k3"), fit_run_growth(run)
     standing = classify_k3(k3)
     against = None if baseline is None else _compare_with_baseline(k3, *baseline)
-    answers = [_answer_how_bad(k3, standing, against), _answer_since_when(growth, run), _answer_why(run.findings, k3)]
+    answers = [
+        _answer_how_bad(k3, standing, against),
+        _answer_since_when(growth, run),
+        _answer_why(run.findings, k3, growth),
+    ]
     judgements = [Judgement(key=key, text=JUDGEMENT_TEXTS[key], detail=detail) for key, detail in _find_judgements(run)]
     return RunSummary(
         standing=standing, growth=growth, judgements=judgements, against=against,
@@ -180,7 +184,7 @@ def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
     )
 
 
-def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
+def _answer_why(findings: Sequence[Finding], k3: Value | None, growth: Growth) -> Answer:
     if not findings:
         text = "no finding" if k3 is not None else "not tested"
         return Answer(question="why", key="none", level="unknown", text=text)
@@ -189,7 +193,8 @@ def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
     share = f", {percent(first.share_k3)} of the K3" if first.share_k3 is not None else ""
     level: AnswerLevel = "good" if first.cause in HARMLESS_CAUSES else "unknown" if first.confidence == "low" else "bad"
     facts = [Fact(name="share_k3", value=first.share_k3, meaning="share of the K3 that the cause explains")]
-    text = f"{first.title} ({first.confidence} confidence{share}): {first.summary}"
+    summary = first.summary.replace(f" K3 {growth.text}.", "")  # it is the answer to "since when"
+    text = f"{first.title} ({first.confidence} confidence{share}): {summary}"
     if second is not None and second.share_k3 and second.confidence != "low":
         text += f" Then: {second.title}, {percent(second.share_k3)}."
     return Answer(question="why", key=first.cause, level=level, text=text, evidence=facts)

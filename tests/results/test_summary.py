@@ -319,6 +319,7 @@ def test_summary_finding_and_diagnosis_state_the_same_growth(moe: Result) -> Non
         assert (facts["onset"].value, facts["onset"].interval) == (story.growth.onset, story.growth.onset_interval)
         assert story.growth.text in found.summary
     assert story.growth.text in story.answer("since when").text
+    assert story.growth.text not in story.answer("why").text  # one sentence is shown once
 
 
 @pytest.mark.slow
