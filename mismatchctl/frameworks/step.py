@@ -257,5 +257,5 @@ class ConfiguredStep:
 
 
 def k3(x: Array) -> Array:
-    """Return e^x - 1 - x [T], as the frameworks compute it."""
+    """Return e^x - 1 - x for the log ratios x [T]. expm1 in float64 keeps the digits of a small x."""
     return np.expm1(x.astype(np.float64)) - x

@@ -424,7 +424,7 @@ def correction_columns(
     losses: bool = False,  # True to include LOSS_NAMES, which need current log-probs and advantages
     all_tokens: bool = False,  # True to read every token. Losses always do this.
 ) -> tuple[Columns, Columns]:
-    """Return sums and maxima per sequence. To save time, read tokens only if their sequence could exceed a bound."""
+    """Return the columns of a correction. To save time, read tokens only if their sequence could exceed a bound."""
     near = np.ones(len(batch), np.bool_) if all_tokens or losses else sequences_near_bounds(correction, ratios)
     reached, few = np.flatnonzero(near), not near.all()
     found = _evaluate_columns(correction, ratios, k3, batch, plain, losses, all_inside=few)

@@ -339,7 +339,7 @@ MIN_CARRIED_SHARE = 0.75
 MIN_CARRIED_RATIO = 1.5
 """A carrier's share of the change of K3 is at least this multiple of its share of K3 in the first run."""
 MIN_STANDARD_ERRORS = 3.0
-"""A carrier's contribution exceeds this number of standard errors. By chance, the largest of many parts exceeds 2."""
+"""Minimum contribution of a carrier, in standard errors. By chance, the largest of many parts may exceed 2."""
 _REPLICATES = 2048  # number of bootstrap replicates for standard errors
 
 

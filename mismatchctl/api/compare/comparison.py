@@ -165,7 +165,7 @@ class Comparison(View, FiniteModel):
     @model_validator(mode="after")
     def _belongs_together(self) -> Comparison:
         if not self.contrasts or [one.other for one in self.contrasts] != [side.name for side in self.sides[1:]]:
-            raise ValueError("contrasts must have the order of the sides, without the first side")
+            raise ValueError("`contrasts` must compare the first side with each other side, in the order of `sides`")
         if not all("tokens" in side.metrics for side in self.sides):
             raise ValueError("each side must contain the metric tokens")
         return self

@@ -70,7 +70,7 @@ class NemoRl(PlainFramework):
             undefined: Any = "reject" if kind == "icepop" else "one"
             gates.append(Gate(level=by, keep=keep, clamp="none", effect="zero", nonfinite=undefined))
         elif kind is not None:
-            raise ConfigError(f"nemo-rl supports the types tis, icepop and seq-mask-tis, not {kind!r}")
+            raise ConfigError(f"the correction type must be tis, icepop or seq-mask-tis, found {kind!r}")
         return Weight(**rule), tuple(gates)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:

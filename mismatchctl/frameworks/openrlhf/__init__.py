@@ -93,7 +93,7 @@ class OpenRlhf(PlainFramework):
             raise ConfigError(f"is_correction_threshold takes two numbers, low and high, not {bounds!r}")
         low, high = bounds
         if kind not in _TYPES:
-            raise ConfigError(f"openrlhf supports the types {', '.join(_TYPES)}, not {kind!r}")
+            raise ConfigError(f"the correction type must be {', '.join(_TYPES[:-1])} or {_TYPES[-1]}, found {kind!r}")
         if kind == "tis":
             return Weight(clip=(low, high), clamp="none"), ()
         level: Any = "token" if kind == "icepop" else "geometric"

@@ -179,7 +179,7 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
             key=pair.key(metric.key),
             title=f"{pair.title}: {_replace_policies(metric.title, pair)}",
             definition=_replace_policies(metric.definition, pair),
-            meaning=f"Part of {pair.meaning}. For trainer and rollout, this metric is called {metric.key}.",
+            meaning=f"Part of {pair.meaning}. Between trainer and rollout, the same metric is {metric.key}.",
             measure=metric.measure and replace(metric.measure, basis=pair.source),
         )
         for metric in (*PAIR_METRICS, RATIO_Z)

@@ -145,7 +145,7 @@ def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index:
     lead = (
         "The runs are divided into parts, such as steps or positions, and each part contributes to the change of K3. "
         "A part contributes in two ways: K3 of its tokens changes (level), or its share of the tokens changes (mix). "
-        f"The table shows at most {MAX_PARTS} parts per quantity. The JSON result contains all parts."
+        f"The table shows at most {MAX_PARTS} steps, positions and so on. The JSON result contains all parts."
     )
     prefix = "" if alone else f"{form.file_stems([each.other for each in comparison.contrasts])[index]}-"
     stems = form.file_stems([found.quantity for found in contrast.decompositions])

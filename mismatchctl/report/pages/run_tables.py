@@ -217,7 +217,7 @@ def comparison_of_corrections(result: model.Result) -> doc.Table:
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
         doc.Column("data needed", needed, description="2x: twice the data gives the ESS without a correction"),
     ]  # fmt: skip
-    caption = "Shares of tokens are shares of all valid tokens. A fresh batch is a new batch of the size of a step."
+    caption = "Shares of tokens are shares of all valid tokens. A fresh batch is a predicted batch of one step."
     places = [row[0] for row in rows] if several else ()
     return doc.Table.of(caption, rows, columns, sortable=True, title="Corrections", runs=places, reach=doc.EVERYWHERE)
 
