@@ -16,12 +16,20 @@ from mismatchctl.frameworks.adapter import Adapter, Framework
 from mismatchctl.frameworks.lint import read_table
 
 ADAPTER_MODULES = {
-    name: f"mismatchctl.frameworks.{name.replace('-', '_')}"
-    for name in (
-        "verl", "slime", "miles", "trl", "nemo-rl", "openrlhf", "prime-rl", "areal", "skyrl", "roll",
-        "tinker-cookbook", "open-instruct", "ms-swift",
-    )
-}  # fmt: skip
+    "verl": "mismatchctl.frameworks.verl",
+    "slime": "mismatchctl.frameworks.slime",
+    "miles": "mismatchctl.frameworks.miles",
+    "trl": "mismatchctl.frameworks.trl",
+    "nemo-rl": "mismatchctl.frameworks.nemo_rl",
+    "openrlhf": "mismatchctl.frameworks.openrlhf",
+    "prime-rl": "mismatchctl.frameworks.prime_rl",
+    "areal": "mismatchctl.frameworks.areal",
+    "skyrl": "mismatchctl.frameworks.skyrl",
+    "roll": "mismatchctl.frameworks.roll",
+    "tinker-cookbook": "mismatchctl.frameworks.tinker_cookbook",
+    "open-instruct": "mismatchctl.frameworks.open_instruct",
+    "ms-swift": "mismatchctl.frameworks.ms_swift",
+}
 """Module of each framework, imported on first use. If a configuration fits several frameworks, the first one wins."""
 
 CONFIG_CLASSES = {"RolloutCorrectionConfig": "verl", "GRPOConfig": "trl", "Config": "tinker-cookbook"}

@@ -43,7 +43,7 @@ BAD_ROWS = [
     (ROLLOUT, None, "null list", "the list is null"),
     (TRAIN, None, "null list", "the list is null"),
     (TRAIN, [-1, -2], "length differs", "expected 3 elements as in rollout_log_probs, found 2"),
-    ("current_log_probs", [-1, np.nan, -3], "NaN", "nan at token 1"),
+    ("current_log_probs", [-1, np.nan, -3], "NaN", "NaN at token 1"),
     ("current_log_probs", [-1, -2], "length differs", "expected 3 elements as in rollout_log_probs, found 2"),
     ("current_log_probs", [3, -2, -1], "log-prob above 0", "3"),
     ("advantages", [1, 2, np.inf], "infinite", "inf at token 2"),

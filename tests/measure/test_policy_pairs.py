@@ -131,7 +131,7 @@ def test_tables_and_comparisons_show_pairs(tmp_path: Path) -> None:
         for name in "ab"
     ]
     text = invoke("analyze", paths[0], "-v")
-    for words in ("rollout's error: K3", "trainer's error: K3", "total: K3", "drift: K3"):
+    for words in ("rollout's error: K3", "trainer's error: K3", "mismatch + drift: K3", "drift: K3"):
         assert words in text
     found = json.loads(invoke("compare", *paths, "--json"))
     assert "rollout_reference_k3" in json.dumps(found)
