@@ -258,7 +258,7 @@ _SIGNATURES = (
 )
 """Patterns for the start of the JSON, HTML, SVG, Markdown, JUnit, PNG and sweep CSV files that mismatchctl writes."""
 _BASELINE_BYTES = 1 << 20
-"""Number of bytes in which `is_baseline` looks for the mark of an accepted baseline. Corrections may precede it."""
+"""Number of bytes that `is_baseline` searches for the mark of an accepted baseline. Corrections may precede it."""
 _ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{\s*"(?:by_hand|rules|verdict)":')
 """Mark of an accepted baseline. Only `--save-baseline` may overwrite such a file."""
 

@@ -169,7 +169,7 @@ class ClusterTable:
             for name in ("clusters", "scopes", "sums", "maxima")
         )
         scopes = own if scopes is None else scopes
-        if cap and len(clusters) > cap and len(np.unique(mix_hashes(clusters, scopes))) > cap:
+        if cap and scopes.any() and len(clusters) > cap and len(np.unique(mix_hashes(clusters, scopes))) > cap:
             return cls(clusters, scopes, sums, maxima).fold_across_scopes(cap, by_prompt=by_prompt)
         return cls.from_rows(clusters, scopes, sums, maxima, any(table.is_folded for table in tables))
 

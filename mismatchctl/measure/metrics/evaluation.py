@@ -168,7 +168,7 @@ def closed_axis(plan: MeasurePlan) -> TableAxis:
 
 
 Estimates = dict[str, Estimate]
-IMAGINARY_STEP = 1e-100  # step size of the complex-step method for derivatives, which has no cancellation error
+IMAGINARY_STEP = 1e-100  # step of the complex-step method for derivatives, which avoids cancellation errors
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
