@@ -1,153 +1,133 @@
-"""Compare an accelerator with the CPU: reductions, the copy of the tokens, and whole analyses.
+"""Compare a GPU with the CPU: the times of whole analyses, the numbers in the Results, and the GPU memory.
 
     python benchmarks/device.py --write benchmarks/results.md
 
-Whole analyses run in fresh processes, interleaved, and include the start of torch and of the device. Without an
-accelerator, the tables say "not measured". Writes the section "GPU".
+The analyses run in one process, so the start of torch and CUDA is measured separately. Writes the section "GPU".
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import math
 import os
-import statistics
-import tempfile
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-from measure import make_dump, make_parser, measure_rounds, publish, report_cost, table
+from measure import make_parser, publish, table, temporary_dump
 
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.measure.columns import correction_columns
-from mismatchctl.measure.kernels.device_kernel import BLOCK_TOKENS, DeviceKernel, accelerators
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
+from mismatchctl.results.model import Result
 
-COUNTS = (0, 5, 50)
-BYTES = 8
-"""Bytes copied per token: two log-probs in float32."""
-NOT_MEASURED = "not measured"
+PRESETS = ("token_tis", "seq_is", "geo_rs", "slime-mis", "nemo-icepop")
+THREADS = (4, 16)
+START = "import torch; torch.zeros(1, device='cuda').item()"
 
 
-def make_corrections(number: int) -> list[Correction]:
-    """Make corrections whose bounds most sequences of a heavy-tailed dump reach."""
-    bounds = [1.02 + 0.002 * index for index in range(number)]
-    return [
+def make_cases() -> dict[str, list[Correction]]:
+    """Return the corrections of each row. The last row is the worst case: nearly all sequences reach each bound."""
+    bounds = [1.02 + 0.002 * index for index in range(5)]
+    narrow = [
         Correction(name=f"within {bound:.3f}", weight=Weight(truncate=bound), gates=(Gate(keep=(1 / bound, bound)),))
         for bound in bounds
     ]
+    presets = [find_preset(name) for name in PRESETS]
+    return {"none": [], f"{len(presets)} presets": presets, f"{len(narrow)} narrow corrections": narrow}
 
 
-def run_case(device: str, number: int, folder: Path, threads: int) -> None:
-    """Run one analysis in this process and print its cost, including the start of torch and of the device."""
-    from mismatchctl.api.analyze.analyze import analyze
-
-    with report_cost():
-        analyze([str(folder)], make_corrections(number), threads=threads, device=device)  # type: ignore[arg-type]
+def measure_start() -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", START], check=True)
+    return time.perf_counter() - start
 
 
-def measure_rate(work: Callable[[], object], repeat: int, finish: Callable[[], None]) -> float:
-    """Return how often per second a computation finishes on the device, as a median."""
-    work()
-    finish()
-    seconds = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        work()
-        finish()
-        seconds.append(time.perf_counter() - start)
-    return 1 / statistics.median(seconds)
+def measure_rows(folder: Path, repeat: int) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of the table. After a warm-up, the CPU and the GPU take turns, and the fastest round counts."""
+    for name, corrections in make_cases().items():
+        for threads in THREADS:
+            best, results = {"cpu": math.inf, "cuda": math.inf}, {}
+            devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda")
+            for number in range(repeat + 1):
+                for device in devices:
+                    start = time.perf_counter()
+                    results[device] = analyze([str(folder)], corrections, threads=threads, device=device)
+                    if number:
+                        best[device] = min(best[device], time.perf_counter() - start)
+            seconds = (f"{best[device]:.2f}" for device in devices)
+            difference = f"{find_largest_difference(results['cpu'], results['cuda']):.1e}"
+            yield name, threads, *seconds, f"{best['cuda'] / best['cpu']:.2f}", difference
 
 
-def measure_kernel(device: str, repeat: int) -> list[float]:
-    """Return tokens per second: copied through page-locked memory, then reduced with each number of corrections."""
+def list_numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from list_numbers(each)
+    elif isinstance(value, (int, float)):
+        yield float(value)
+
+
+def find_largest_difference(one: Result, other: Result) -> float:
+    """Return the largest relative difference between numbers of the runs in two Results."""
+    a, b = (np.array([*list_numbers(json.loads(each.to_json())["runs"])]) for each in (one, other))
+    unequal = a != b
+    return float(np.max(np.abs(a - b)[unequal] / np.maximum(np.abs(a), np.abs(b))[unequal], initial=0.0))
+
+
+def memory_rows(device: str) -> Iterator[tuple[object, ...]]:
+    """Yield the peak GPU memory of one thread for a block of tokens."""
     import torch
 
-    from mismatchctl.core.batch import Segments, TokenBatch
-    from mismatchctl.core.bins import new_layer_table
-    from mismatchctl.measure.kernels.device_kernel import to_device
-    from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables, RunTables, SequencePlaces
+    from mismatchctl.core.batch import Segments
+    from mismatchctl.measure.kernels.device_kernel import BLOCK_TOKENS, DeviceKernel
 
-    rng, location, kernel = np.random.default_rng(0), torch.device(device), DeviceKernel([device])
+    rng = np.random.default_rng(0)
+    rollout, train, current = -rng.exponential(0.5, (3, BLOCK_TOKENS)).astype(np.float32)
     offsets = np.append(np.arange(0, BLOCK_TOKENS, 2500), BLOCK_TOKENS)
-    rollout = -rng.exponential(0.5, BLOCK_TOKENS).astype(np.float32)
-    train = np.minimum(rollout + 0.01 * rng.standard_t(3, BLOCK_TOKENS), 0).astype(np.float32)
-    batch = TokenBatch(Segments(offsets), rollout, train, rows=np.arange(len(offsets) - 1))
-    buckets, pair, run = np.arange(len(batch)) % BUCKETS, PairTables(), RunTables(new_layer_table(len(batch)))
-    places = SequencePlaces(buckets, buckets, np.arange(len(batch)))
-    blocks = kernel.split_blocks(batch)  # while the object exists, work runs on its stream
-    _, block = next(blocks)
-
-    def finish() -> None:
-        if location.type == "cuda":
-            torch.cuda.synchronize(location)
-
-    def copy() -> None:
-        to_device(rollout, location)
-        to_device(train, location)
-
-    def sums(given: list[Correction]) -> None:
-        ratios = kernel.compute_ratios(block.train, block.rollout, block.segments)
-        kernel.reduce_tokens(ratios, None, places, pair, run)
-        for correction in given:
-            correction_columns(correction, {"train/rollout": ratios}, ratios.k3_sum, block, all_tokens=True)
-
-    rates = [measure_rate(copy, repeat, finish)]
-    rates += [measure_rate(partial(sums, make_corrections(number)), repeat, finish) for number in COUNTS]
-    return [each * BLOCK_TOKENS for each in rates]
-
-
-def kernel_table(devices: tuple[str, ...], repeat: int) -> str:
-    """Return a table with the rates of the copy and of the reductions."""
-    found = measure_kernel(devices[0], repeat) if devices else []
-    names = ["copy to the device", *(f"sums and {number} corrections, on the device" for number in COUNTS)]
-    cells = [(f"{each / 1e6:,.0f}", f"{each / found[0]:.0%}") for each in found] or [(NOT_MEASURED, "")] * len(names)
-    rows = ((name, *own) for name, own in zip(names, cells, strict=True))
-    text = table(("work of one thread on a block", "M tokens/s", "relative to the copy"), rows)
-    if found:
-        text += f"\nThe copy moves {found[0] * BYTES / 1e9:.1f} GB/s, including the copy into page-locked memory.\n"
-    return text
-
-
-def analysis_table(devices: tuple[str, ...], folder: Path, tokens: int, repeat: int, threads: int) -> str:
-    """Return a table with the wall time of an analysis on the CPU and on the device, by number of corrections."""
-    rows: list[tuple[object, ...]] = []
-    for number in COUNTS if devices else ():
-        arguments = ("--corrections", number, "--folder", folder, "--threads", threads)
-        rounds = measure_rounds(__file__, {case: ("--case", case, *arguments) for case in ("cpu", "cuda")}, repeat)
-        cpu, cuda = (f"{rounds.median('wall', case):.1f}" for case in ("cpu", "cuda"))
-        rows.append((number, cpu, cuda, f"{rounds.median('wall', 'cuda', 'cpu'):.2f}"))
-    rows = rows or [(number, NOT_MEASURED, NOT_MEASURED, "") for number in COUNTS]
-    about = f"{tokens / 1e6:g} M tokens, {threads} threads, {repeat} rounds" if devices else "No accelerator"
-    return f"{about}\n\n" + table(("corrections", "CPU, s", "device, s", "device / CPU"), rows)
+    rows, presets = np.arange(len(offsets) - 1), tuple(map(find_preset, PRESETS))
+    for name, third in (("rollout and train", None), ("rollout, train and current", current)):
+        batch = TokenBatch(Segments(offsets), rollout, train, third, rows=rows)
+        has = frozenset({"current_log_probs"} if third is not None else ())
+        torch.cuda.reset_peak_memory_stats()
+        reduce_batch(batch, "run", MeasurePlan(presets, available_columns=has, kernel=DeviceKernel([device])))
+        yield name, f"{torch.cuda.max_memory_allocated() / 1e6:.0f}"
 
 
 def main() -> None:
-    parser = make_parser(__doc__, 200e6, 5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--corrections", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.case:
-        run_case(given.case, given.corrections, given.folder, given.threads)
-        return
-    devices, tokens = accelerators(), int(given.tokens)
-    where = DeviceKernel(devices).device if devices else "no accelerator"
-    sections = [HEAD.format(device=where, processors=os.cpu_count(), load=os.getloadavg()[0])]
-    sections += ["### Reductions only\n", kernel_table(devices, given.repeat), "### A whole analysis\n"]
-    with tempfile.TemporaryDirectory() as location:
-        folder = Path(location)
-        if devices:
-            make_dump(folder, tokens, 2500)
-        sections.append(analysis_table(devices, folder, tokens, given.repeat, given.threads))
-    publish("\n".join(sections), given.write)
+    given = make_parser(__doc__, 50e6, 2).parse_args()
+    from mismatchctl.measure.kernels.device_kernel import DeviceKernel, accelerators
+
+    devices = accelerators()
+    if not devices:
+        sys.exit("no GPU found. The section stays as it is")
+    start, rows = measure_start(), []
+    with temporary_dump(given.tokens, 2500) as folder:
+        for row in measure_rows(folder, given.repeat):
+            print(*row, flush=True)
+            rows.append(row)
+    text = HEAD.format(
+        device=DeviceKernel(devices).device, processors=os.cpu_count(), tokens=given.tokens / 1e6, start=start,
+        repeat=given.repeat,
+    )  # fmt: skip
+    times = table(("corrections", "threads", "CPU, s", "GPU, s", "GPU / CPU", "largest difference"), rows)
+    memory = table(("log-probs", "GPU memory of a thread, MB"), memory_rows(devices[0]))
+    publish(f"{text}\n{times}\n{memory}", given.write)
 
 
 HEAD = """## GPU
 
-`benchmarks/device.py` on {device}, next to {processors} cores (load {load:.1f}). Nearly all sequences of this
-dump reach a bound of every correction, the worst case for the kernel. Whole analyses are fresh processes,
-interleaved, and include the start of torch and of the device.
+`benchmarks/device.py` on {device}, next to {processors} cores. The dump has {tokens:g} million tokens. The analyses ran
+in one process, and the table shows the fastest of {repeat} rounds. The start of torch and CUDA takes another
+{start:.1f} s. The last column shows the largest relative difference between two numbers of the Results.
 """
 
 

@@ -88,7 +88,8 @@ class Cost:
 def measure(script: str, *words: str) -> Cost:
     """Run one case of a script in a fresh process, and return the cost that the process prints with `report`."""
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    paths = (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     done = subprocess.run([sys.executable, script, *words], check=True, capture_output=True, text=True, env=environment)
     wall, processor, memory = map(float, done.stdout.split()[-3:])
     return Cost(wall, processor, memory)

@@ -103,7 +103,7 @@ def analyze(
         sequences: Write one row per sequence to this Parquet file.
         threads: Number of parts of a dump to read at the same time. Default: the number of processors.
         engine: The engine that reads the dumps, one of `mismatchctl.data.engines`. Default: threads of this process.
-        device: Device that computes the metrics. `"auto"` uses a GPU if there is a GPU and the dump is large enough.
+        device: Device that computes the metrics. `"auto"` uses a GPU for large dumps with many corrections.
         progress: A function that is called with (number of tokens read so far, expected number of tokens).
 
     Returns:

@@ -1,6 +1,5 @@
 """The device of the arithmetic, its option, and the transfer of tables but not of tokens."""
 
-import importlib.metadata
 import json
 import math
 import subprocess
@@ -28,12 +27,17 @@ from tests.paths import SAMPLE_DATA
 
 SAMPLE = SAMPLE_DATA / "dense"
 ACCELERATORS = "mismatchctl.measure.kernels.device_kernel.accelerators"
-CPU_AS_DEVICE = f"cpu with torch {importlib.metadata.version('torch')}"
 
 WITH_CURRENT = frozenset({"current_log_probs"})
 
 
 run = partial(command.run, "analyze", SAMPLE)
+
+
+def cpu_as_device() -> str:
+    import torch
+
+    return f"cpu with torch {torch.__version__}"
 
 
 def test_a_missing_device_gives_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -76,7 +80,7 @@ def test_the_command_uses_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     on_device = json.loads(run(*words, "--device", "cuda", "--sequences", rows).stdout)
     on_cpu = json.loads(run(*words, "--device", "cpu").stdout)
     assert rows.exists()
-    assert on_device["provenance"].pop("device") == CPU_AS_DEVICE
+    assert on_device["provenance"].pop("device") == cpu_as_device()
     assert on_device == numbers(on_cpu)
 
 
@@ -91,19 +95,20 @@ def test_device_results_are_equal_for_any_number_of_threads(monkeypatch: pytest.
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu", "cpu"))
     corrections = [find_preset("token_tis"), find_preset("geo_rs")]
     one, three = (analyze([str(SAMPLE)], corrections, threads=threads, device="cuda") for threads in (1, 3))
-    assert one.provenance.device == f"2 x {CPU_AS_DEVICE}"
+    assert one.provenance.device == f"2 x {cpu_as_device()}"
     assert one.to_json() == three.to_json()
 
 
-def test_auto_uses_a_device_only_for_large_dumps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_a_device_only_for_large_dumps_with_many_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
     assert choose_kernel(100, "auto") is NUMPY_KERNEL
-    assert choose_kernel(MIN_DEVICE_TOKENS - 1, "auto") is COMPILED_KERNEL
-    assert choose_kernel(MIN_DEVICE_TOKENS, "auto").device == CPU_AS_DEVICE
+    assert choose_kernel(MIN_DEVICE_TOKENS - 1, "auto", 1.0) is COMPILED_KERNEL
+    assert choose_kernel(MIN_DEVICE_TOKENS, "auto", 0.9) is COMPILED_KERNEL
+    assert choose_kernel(MIN_DEVICE_TOKENS, "auto", 1.0).device == cpu_as_device()
     assert choose_kernel(MIN_DEVICE_TOKENS, "cpu") is COMPILED_KERNEL
-    assert choose_kernel(100, "cuda").device == CPU_AS_DEVICE
+    assert choose_kernel(100, "cuda").device == cpu_as_device()
     monkeypatch.setattr(ACCELERATORS, lambda: ())
-    assert choose_kernel(MIN_DEVICE_TOKENS, "auto") is COMPILED_KERNEL
+    assert choose_kernel(MIN_DEVICE_TOKENS, "auto", 1.0) is COMPILED_KERNEL
     with pytest.raises(ConfigError, match="no CUDA device"):
         choose_kernel(MIN_DEVICE_TOKENS, "cuda")
 

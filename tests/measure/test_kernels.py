@@ -225,7 +225,7 @@ def test_threads_do_not_change_results(kernel: Kernel) -> None:
 def test_kernels_give_equal_results(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     corrections = [find_preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2")]
     plain = analyze([str(SAMPLE)], corrections)
-    monkeypatch.setattr("mismatchctl.api.analyze.analyze.choose_kernel", lambda tokens, device: kernel)
+    monkeypatch.setattr("mismatchctl.api.analyze.analyze.choose_kernel", lambda *_: kernel)
     found = analyze([str(SAMPLE)], corrections)
     for name, run in plain.runs.items():
         other = found.runs[name]

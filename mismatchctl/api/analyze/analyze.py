@@ -32,7 +32,7 @@ from mismatchctl.core.validation import (
 )
 from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
-from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine
+from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine, default_threads
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
@@ -646,9 +646,10 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
     ] or corrections
 
 
-def _choose_kernel(tokens: int, device: Device, engine: Engine) -> Kernel:
-    if isinstance(engine, (LocalEngine, IncrementalEngine)):
-        return choose_kernel(tokens, device)
+def _choose_kernel(tokens: int, device: Device, corrections: int, engine: Engine) -> Kernel:
+    local = engine.engine if isinstance(engine, IncrementalEngine) else engine
+    if isinstance(local, LocalEngine):
+        return choose_kernel(tokens, device, corrections / (local.threads or default_threads()))
     if device == "cuda":
         raise ConfigError(
             f"{option('device', 'cuda')} does not work with {option('engine', 'ray')}; leave one of them out"
@@ -700,7 +701,7 @@ def analyze(
         columns if within else tuple(by),
         reading.has,
         sequences is not None,
-        _choose_kernel(reading.expected_tokens, device, reading.engine),
+        _choose_kernel(reading.expected_tokens, device, len(corrections), reading.engine),
         every_cluster,
         dump.has("prompt_id"),
     )

@@ -175,7 +175,7 @@ def to_tensor(values: NDArray[Any]) -> Tensor:
 
 
 BLOCK_TOKENS = 1 << 20
-"""Tokens per block, enough to keep a GPU busy. A thread needs 150 MB of GPU memory, 350 MB with current log-probs."""
+"""Tokens per block, enough to keep a GPU busy. A thread needs 220 MB of GPU memory, 360 MB with current log-probs."""
 
 
 def accelerators() -> tuple[str, ...]:
