@@ -126,8 +126,15 @@ def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """Return one row of LAYER_COLUMNS per cluster, computed from a filled table of `new_layer_table`."""
-    counts, sums = table[..., 0], table[..., 1]
-    beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
-    capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond
-    return np.concatenate([counts.sum(axis=-1), capped.reshape(len(counts), -1)], axis=1)
+    """Return the LAYER_COLUMNS [columns, clusters] of a filled table of `new_layer_table`."""
+    caps, clusters = len(K3_CAPS), len(table)
+    counts, sums = table.transpose(3, 2, 1, 0).reshape(2, caps + 1, -1)  # much faster than `cumsum` over short rows
+    capped, beyond, below = np.empty((caps, counts.shape[1])), counts[caps].copy(), np.zeros(counts.shape[1])
+    for cap in reversed(range(caps)):
+        np.multiply(beyond, K3_CAPS[cap], out=capped[cap])
+        beyond += counts[cap]
+    for cap in range(caps):
+        below += sums[cap]
+        capped[cap] += below
+    by_column = capped.reshape(caps, -1, clusters).transpose(1, 0, 2).reshape(-1, clusters)
+    return np.concatenate([beyond.reshape(-1, clusters), by_column])

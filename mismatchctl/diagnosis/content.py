@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Ints
 from mismatchctl.data.blocks import Rows
 from mismatchctl.measure.sequence_terms import SequenceTerms, ValidTokens
-from mismatchctl.measure.sums import Hashes, hash_content, hash_values, mix_hashes
+from mismatchctl.measure.sums import Hashes, hash_content, hash_values, mix_hashes, sort_by_hash
 from mismatchctl.results.model import Finding, RunContent
 
 IDENTITY_COLUMNS = ("model", "engine")
@@ -69,7 +69,7 @@ class SequenceHashes:
     @cached_property
     def lowest(self) -> tuple[Hashes, Ints, Ints, Ints]:
         hashes, sizes, file, row = (np.concatenate(each) for each in zip(*self.parts, strict=True))
-        order = np.lexsort((row, file, hashes))[:_MOST_ROWS]
+        order = sort_by_hash(hashes, file, row)[:_MOST_ROWS]
         return hashes[order], sizes[order], file[order], row[order]
 
 

@@ -15,7 +15,7 @@ from mismatchctl.data.blocks import Rows
 from mismatchctl.data.problems import LengthMismatch
 from mismatchctl.diagnosis.content import SequenceHashes
 from mismatchctl.measure.sequence_terms import LevelTerms, ValidTokens, compute_sequence_terms
-from mismatchctl.measure.sums import Hashes, merge_parts
+from mismatchctl.measure.sums import Hashes, merge_parts, sort_by_hash
 
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
 """The sample of a run has SAMPLE_SHARE of the dump's tokens, but at least MIN_SAMPLE and at most MAX_SAMPLE."""
@@ -65,7 +65,7 @@ class RowSample:
     @classmethod
     def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> RowSample:
         """Sample the rows of one part of a run. `tokens` is the size of the whole run in tokens, or 0 if unknown."""
-        order = np.lexsort((rows.rows, rows.file, hashes))
+        order = sort_by_hash(hashes, rows.file, rows.rows)
         lengths = np.maximum(rows.segments.lengths[order], 1)  # a row without tokens takes memory too
         before = np.cumsum(lengths) - lengths
         most = np.full(len(order), size)

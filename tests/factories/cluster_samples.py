@@ -23,7 +23,7 @@ def layer_columns(reference: NDArray[np.float64], k3: NDArray[np.float64], segme
     table, where = new_layer_table(len(segments)), layer_bin(reference, k3, segments)
     for sums, values in zip(table.reshape(len(segments), -1, 2).T, (np.ones_like(k3), k3), strict=True):
         np.add.at(sums, (where, segments.spread(np.arange(len(segments)))), values)
-    return close_layers(table).T
+    return close_layers(table)
 
 
 def tokens(seed: int, clusters: int = 12, each: int = 80) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
