@@ -170,10 +170,7 @@ class UnitBatches:
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:
-                numbers = np.empty(len(batch), np.int64)
-                for file in np.unique(batch.file).tolist():
-                    own = batch.file == file
-                    numbers[own] = self._micro_batches[file][batch.rows[own]]
+                numbers = self._micro_batches[self._unit.file.index][batch.rows]
                 batch = replace(batch, columns={**batch.columns, "micro_batch": numbers})
             yield self._trims.add_to(batch, self._unit.file.run)
 
@@ -184,9 +181,7 @@ class UnitBatches:
             yield rows
 
     def _count(self, found: TokenBatch | Rows) -> None:
-        files, place = np.unique(found.file, return_inverse=True)
-        tokens = np.bincount(place, found.segments.lengths)
-        self.tokens.update(dict(zip(files.tolist(), tokens.astype(int).tolist(), strict=True)))
+        self.tokens[self._unit.file.index] += found.segments.tokens
 
 
 BatchTask = Callable[[UnitBatches, str], Any]

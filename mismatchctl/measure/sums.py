@@ -57,18 +57,10 @@ HASH = HashSettings()
 
 def hash_values(values: NDArray[Any]) -> Hashes:
     """Hash each value to 64 bits, with the same result on all machines. The number 5 is hashed like the text "5"."""
-    texts, codes = find_distinct(values)
-    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts.tolist())
+    comparable = values if values.dtype.kind in "iu" else values.astype(str)
+    distinct, codes = np.unique(comparable, return_inverse=True)
+    digests = b"".join(hashlib.blake2b(str(value).encode(), digest_size=8).digest() for value in distinct.tolist())
     return np.frombuffer(digests, "<u8").astype(np.uint64)[codes]
-
-
-def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
-    if values.dtype.kind not in "iu":
-        texts, codes = np.unique(values.astype(str), return_inverse=True)
-        return texts, codes
-    distinct, numbers = np.unique(values, return_inverse=True)
-    texts, codes = np.unique(distinct.astype(str), return_inverse=True)
-    return texts, codes[numbers]
 
 
 def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
@@ -308,9 +300,17 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
         if values is not None and not _is_constant(values):
             if values.dtype == object:  # "\0" stands for None, because no name is "\0"
                 values = np.array(["\0" if value is None else str(value) for value in values])
-            _, codes = find_distinct(values)
+            codes = _number_texts(values)
             _, labels = np.unique(labels * (codes.max(initial=0) + 1) + codes, return_inverse=True)
     return labels
+
+
+def _number_texts(values: NDArray[Any]) -> Ints:
+    """Number the values in the order of their text. Equal values have equal numbers."""
+    if values.dtype.kind not in "iu":
+        return np.unique(values.astype(str), return_inverse=True)[1]
+    distinct, codes = np.unique(values, return_inverse=True)
+    return np.unique(distinct.astype(str), return_inverse=True)[1][codes]
 
 
 def _is_constant(values: NDArray[Any]) -> bool:
