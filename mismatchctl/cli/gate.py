@@ -52,7 +52,7 @@ def gate(
     kept = None if into_folder else save_baseline
     before = None if baseline == kept else baseline  # if the paths are equal, the old baseline is replaced
     outputs.check(kept, junit, inputs=[*inputs.files, before], baseline=kept)
-    error_level = opt.parse_share("--level", level, 0.5, "write a probability from 0 to 0.5, such as 5%")
+    error_level = opt.parse_share("--level", level, 0.5, "write a probability above 0 and at most 0.5, such as 5%")
     given = {"--baseline": baseline, "--save-baseline": save_baseline, "--plan": plan,
              "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
     if inputs.are_logs(given):

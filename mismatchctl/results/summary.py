@@ -453,6 +453,8 @@ def percent(share: float | None) -> str:
         return DASH
     if 0 < abs(share) < 1e-5:
         return "<0.001%"
+    if abs(share) >= 10:
+        return f"{100 * share:,.0f}%"
     return "100%" if 0.9995 <= share <= 1 else f"{100 * share:.3g}%"
 
 

@@ -238,7 +238,7 @@ def test_breakdowns_with_too_many_values_are_refused(
     ("words", "said"),
     {
         "analyze": "missing argument DUMPS; pass a dump",
-        "gate d --level x": "--level x: write a probability from 0 to 0.5, such as 5%",
+        "gate d --level x": "--level x: write a probability above 0 and at most 0.5, such as 5%",
         "analyze d --threads 0": "--threads: expected at least 1",
         "gate d --on-undecided x": "'x' is not one of 'fail', 'warn', 'pass'",
         "gate d --rule k33:max=1": "--rule k33:max=1: no metric is called 'k33' (did you mean 'k3'?)",

@@ -34,6 +34,7 @@ from mismatchctl.results.summary import (
     findings_status,
     first_sentence,
     get_summary,
+    percent,
     run_status,
     summarize_run,
     summarize_runs,
@@ -352,3 +353,19 @@ WRITERS: dict[str, Callable[[Document], str]] = {
     "Markdown": render_markdown,
     "page": render_html,
 }
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (None, "–"),
+        (0.0, "0%"),
+        (2e-6, "<0.001%"),
+        (0.1234, "12.3%"),
+        (0.9996, "100%"),
+        (1.5, "150%"),
+        (-223.4, "-22,340%"),
+    ],
+)
+def test_shares_are_written_as_percentages(share: float | None, text: str) -> None:
+    assert percent(share) == text
