@@ -150,7 +150,7 @@ def core_sums(batch: TokenBatch, plan: MeasurePlan) -> ClusterTable:
         table = table or BatchTable(first, cluster_hashes(batch), first.view(np.uint64), len(sums), len(maxima))
         table.add(sums, maxima)
     assert table is not None
-    return next(table.tables(1, np.zeros((len(table), 0)), 0))
+    return next(table.tables(1, np.zeros((0, len(table))), 0))
 
 
 def load_loops() -> None:
