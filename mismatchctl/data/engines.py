@@ -141,6 +141,12 @@ class IncrementalEngine:
         self._parts = kept
 
 
+def count_threads(engine: Engine) -> int | None:
+    """Return the number of threads of this process that the engine uses, or None if it uses other processes."""
+    local = engine.engine if isinstance(engine, IncrementalEngine) else engine
+    return (local.threads or default_threads()) if isinstance(local, LocalEngine) else None
+
+
 RETRIES = 5  # number of times a shard is retried if its worker or node was lost
 _SHARDS_AHEAD = 3  # maximum number of shards per processor that are submitted but not merged yet
 

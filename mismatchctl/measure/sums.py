@@ -253,12 +253,9 @@ class BatchTable(BatchRows):
         first, stop = int(rows.min()), int(rows.max()) + 1
         place = rows - first
         for total, values in zip(self._sums[:, first:stop], sums, strict=True):
-            total += np.bincount(place, values, stop - first)
-        order = np.argsort(rows, kind="stable")
-        starts = np.flatnonzero(np.append(True, np.diff(rows[order]) != 0))
-        where = rows[order[starts]]
-        for largest, values in zip(self._maxima, maxima, strict=True):
-            largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
+            np.add.at(total, place, values)
+        for largest, values in zip(self._maxima[:, first:stop], maxima, strict=True):
+            np.maximum.at(largest, place, values)
 
     def tables(self, cells: int, layers: Float64s, position: int) -> Iterator[ClusterTable]:
         """Yield the table of each group. Insert the columns of `layers` before the column with index `position`."""

@@ -32,7 +32,7 @@ from mismatchctl.core.validation import (
 )
 from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
-from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine, default_threads
+from mismatchctl.data.engines import Engine, count_threads
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
@@ -647,9 +647,8 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
 
 
 def _choose_kernel(tokens: int, device: Device, corrections: int, engine: Engine) -> Kernel:
-    local = engine.engine if isinstance(engine, IncrementalEngine) else engine
-    if isinstance(local, LocalEngine):
-        return choose_kernel(tokens, device, corrections / (local.threads or default_threads()))
+    if (threads := count_threads(engine)) is not None:
+        return choose_kernel(tokens, device, corrections / threads)
     if device == "cuda":
         raise ConfigError(
             f"{option('device', 'cuda')} does not work with {option('engine', 'ray')}; leave one of them out"
