@@ -253,7 +253,9 @@ class BatchTable(BatchRows):
         first, stop = int(rows.min()), int(rows.max()) + 1
         place = rows - first
         for total, values in zip(self._sums[:, first:stop], sums, strict=True):
-            np.add.at(total, place, values)
+            own = np.zeros(stop - first)  # a sum per block rounds less than adding each row to `total`
+            np.add.at(own, place, values)
+            total += own
         for largest, values in zip(self._maxima[:, first:stop], maxima, strict=True):
             np.maximum.at(largest, place, values)
 
