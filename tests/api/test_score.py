@@ -53,7 +53,7 @@ def test_precision_and_temperature_are_applied(tmp_path: Path, model: tuple[Path
 
     dump = make_dump(tmp_path / "dump", model[1])
     argv = ("score", model[0], dump, "-o", tmp_path / "out", "--temperature", 0.7, "--dtype", "float64", "-q")
-    run(*argv, "--model-version", 9, "--device", "cpu")  # transformers computes the positions in float32
+    run(*argv, "--model-version", 9, "--device", "cpu")  # like `precise`: rotary positions are float32
     precise = transformers.AutoModelForCausalLM.from_pretrained(model[0], dtype=torch.float64)
     table = pq.read_table(next((tmp_path / "out").iterdir()))
     assert table.schema.field("reference_log_probs").type.value_type == pa.float64()

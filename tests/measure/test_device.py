@@ -15,11 +15,12 @@ import pytest
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction
+from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.kernels import MIN_DEVICE_TOKENS, choose_kernel
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
-from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL
+from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from tests.cli import command
 from tests.factories.batches import made_batch
@@ -111,6 +112,19 @@ def test_auto_uses_a_device_only_for_large_dumps_with_many_corrections(monkeypat
     assert choose_kernel(MIN_DEVICE_TOKENS, "auto", 1.0) is COMPILED_KERNEL
     with pytest.raises(ConfigError, match="no CUDA device"):
         choose_kernel(MIN_DEVICE_TOKENS, "cuda")
+
+
+@pytest.mark.parametrize("engine", [LocalEngine(4), IncrementalEngine(LocalEngine(4))], ids=["threads", "watch"])
+def test_corrections_are_counted_per_thread(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    given: list[tuple[Any, ...]] = []
+
+    def note(tokens: int, *others: Any) -> Kernel:
+        given.append(others)
+        return NUMPY_KERNEL
+
+    monkeypatch.setattr("mismatchctl.api.analyze.analyze.choose_kernel", note)
+    analyze([str(SAMPLE)], [find_preset("token_tis"), find_preset("geo_rs")], engine=engine)
+    assert given == [("auto", 0.5)]
 
 
 @pytest.mark.process

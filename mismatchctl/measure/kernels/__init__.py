@@ -32,8 +32,8 @@ def find_devices() -> tuple[tuple[str, ...], str]:
 
 
 def choose_kernel(tokens: int, device: Device = "cpu", corrections_per_thread: float = 0.0) -> Kernel:
-    is_long = tokens >= MIN_DEVICE_TOKENS and corrections_per_thread >= 1
-    if device == "cuda" or (device == "auto" and is_long):
+    saves_time = tokens >= MIN_DEVICE_TOKENS and corrections_per_thread >= 1
+    if device == "cuda" or (device == "auto" and saves_time):
         found, problem = find_devices()
         if found:
             from mismatchctl.measure.kernels.device_kernel import DeviceKernel
